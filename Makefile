@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Two files at a time. Tests that start brokers, JVMs and clients come last, in the order that tests/conftest.py gives.
 IN_PROCESS := $(addprefix tests/,tidy unit wire property transcripts sim)
-WITH_PROCESSES := $(addprefix tests/,cluster clients hostile spark dist)
+WITH_PROCESSES := $(addprefix tests/,cluster clients hostile viewer spark dist)
 QUICK ?=
 PEER ?=
 NAME ?=
@@ -17,7 +17,7 @@ DIST ?= dist
 SITE ?= site
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench compat docs dist site sim lock clean java compat-tools
+.PHONY: help setup demo test check format bench compat docs dist site sim lock clean java browser compat-tools
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ $(STAMP): requirements/test.lock pyproject.toml
 demo: $(STAMP) ## three brokers, a real client, a kill in the middle, and what came of it
 	$(BIN)/klamm demo
 
-test: $(STAMP) java ## every test: format, lint, types, and all of tests/
+test: $(STAMP) java browser .cache/pyodide/.installed ## every test: format, lint, types, and all of tests/
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -70,12 +70,21 @@ dist: .cache/dist/.installed ## build the sdist and the wheel into dist/
 	.cache/dist/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/dist.lock
 	@touch $@
 
-site: .cache/site/.installed ## build the documentation as a web site into site/, links checked
+site: .cache/site/.installed .cache/pyodide/.installed ## build the documentation as a web site into site/, with the browser edition
 	NO_MKDOCS_2_WARNING=1 .cache/site/bin/mkdocs build --quiet --strict --clean --site-dir $(SITE)
+	PYTHONPATH=src .cache/site/bin/python -m docgen.playground $(SITE) .cache/pyodide/node_modules/pyodide
 
 .cache/site/.installed: requirements/site.lock
 	$(PYTHON) -m venv --clear .cache/site
 	.cache/site/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/site.lock
+	@touch $@
+
+# Python for the browser, from npm by its name; the lock has its digest.
+.cache/pyodide/.installed: requirements/pyodide/package-lock.json
+	@command -v npm >/dev/null || ./requirements/debian.sh nodejs npm
+	@mkdir -p .cache/pyodide
+	cp requirements/pyodide/package.json requirements/pyodide/package-lock.json .cache/pyodide/
+	cd .cache/pyodide && npm ci --silent --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 sim: $(STAMP) ## the simulator: SEED=7 for one seed, SEEDS=2000 for many
@@ -94,6 +103,11 @@ clean: ## remove the environment and all caches
 # Debian packages, only where they are missing and only for what needs them.
 java:
 	@command -v javac >/dev/null || ./requirements/debian.sh openjdk-17-jdk-headless
+	@command -v mvn >/dev/null || ./requirements/debian.sh maven
+	@$(PYTHON) requirements/fetch_jars.py
+
+browser:
+	@command -v chromium >/dev/null || ./requirements/debian.sh chromium
 
 compat-tools:
 	@command -v kcat >/dev/null || ./requirements/debian.sh kcat

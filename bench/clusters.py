@@ -22,6 +22,7 @@ from klamm.errors import KlammError
 from klamm.local.admin import ClusterAdmin
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
 from klamm.testing import LocalCluster
 
 START_TIMEOUT_S: Final = 120.0
@@ -217,6 +218,10 @@ class KafkaCluster:
         self._zookeeper = self._zookeeper_process()
         self._brokers = {broker_id: self._broker_process(broker_id) for broker_id in self.brokers}
         self._admin = ClusterAdmin(self, timeout_s=START_TIMEOUT_S)
+
+    @property
+    def client_security(self) -> ClientSecurity:
+        return PLAINTEXT
 
     def __enter__(self) -> Self:
         try:

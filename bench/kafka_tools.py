@@ -20,7 +20,7 @@ def produce(bootstrap: str, topic: str, records: int, size: int, acks: str) -> f
     """Records a second, over the whole run."""
     arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(size), "--throughput", "-1"]
     arguments += ["--producer-props", f"bootstrap.servers={bootstrap}", f"acks={acks}"]
-    said = _run("ProducerPerformance", arguments)
+    said = run_tool("ProducerPerformance", arguments)
     found = re.findall(rf"^{records} records sent, ([\d.]+) records/sec", said, re.MULTILINE)
     if not found:
         raise KlammError(f"ProducerPerformance told no rate:\n{said[-2000:]}")
@@ -30,7 +30,7 @@ def produce(bootstrap: str, topic: str, records: int, size: int, acks: str) -> f
 def consume(bootstrap: str, topic: str, records: int) -> float:
     """Records a second while it fetches, without the time that its group took to form."""
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--messages", str(records)]
-    said = _run("ConsumerPerformance", [*arguments, "--hide-header", "--timeout", "60000"])
+    said = run_tool("ConsumerPerformance", [*arguments, "--hide-header", "--timeout", "60000"])
     lines = [line.split(", ") for line in said.splitlines() if line.count(", ") == 9]
     if not lines or int(lines[-1][4]) < records:
         raise KlammError(f"ConsumerPerformance did not get {records} records:\n{said[-2000:]}")
@@ -39,14 +39,15 @@ def consume(bootstrap: str, topic: str, records: int) -> float:
 
 def end_to_end(bootstrap: str, topic: str, records: int, size: int, acks: str) -> Mapping[str, float]:
     """Milliseconds of one record at a time, from `send` to its arrival in a consumer: p50, p99, p999."""
-    said = _run("EndToEndLatency", [bootstrap, topic, str(records), acks, str(size)])
+    said = run_tool("EndToEndLatency", [bootstrap, topic, str(records), acks, str(size)])
     found = re.search(r"50th = ([\d.]+), 99th = ([\d.]+), 99.9th = ([\d.]+)", said)
     if found is None:
         raise KlammError(f"EndToEndLatency told no percentiles:\n{said[-2000:]}")
     return dict(zip(("p50", "p99", "p999"), map(float, found.groups()), strict=True))
 
 
-def _run(tool: str, arguments: list[str]) -> str:
+def run_tool(tool: str, arguments: list[str]) -> str:
+    """Run one of Kafka's tools to its end and return what it printed."""
     classpath = f"{libraries()}/*"
     log4j = FOLDER / "tools-log4j.properties"
     log4j.write_text(QUIET_LOG4J)

@@ -80,7 +80,7 @@ class Bench:
 def run_starts(bench: Bench) -> None:
     for brokers in (1, 3):
         for number in range(bench.rounds):
-            for side in _in_turn(SIDES, number):
+            for side in in_turn(SIDES, number):
                 bench.record(side.name, f"start of {brokers}", partial(_start, side, brokers))
 
 
@@ -106,7 +106,7 @@ def run_control_plane(bench: Bench) -> None:
     begun = time.monotonic()
     for scenario in control_plane_scenarios():
         for number in bench.rounds_in_time(scenario.rounds, begun + CONTROL_LIMIT_S):
-            for side in _in_turn(SIDES, number):
+            for side in in_turn(SIDES, number):
                 bench.record(side.name, scenario.name, partial(_on_fresh_cluster, scenario, side, bench.quick))
 
 
@@ -140,7 +140,7 @@ def run_data_plane(bench: Bench) -> None:
             print(f"  {cluster.name:5} warm-up: {said} records/s", flush=True)
         for number in bench.rounds_in_time(ROUNDS, bench.begun + LIMIT_S):
             for index, step in enumerate(data_plane.steps()):
-                for cluster in _in_turn(clusters, number + index):
+                for cluster in in_turn(clusters, number + index):
                     _step(bench, step, cluster, f"step-{index}-{number}")
         for cluster in clusters:
             bench.record(cluster.name, "memory", partial(_memory_at_the_end, cluster))
@@ -157,7 +157,7 @@ def _memory_at_the_end(cluster: BenchCluster) -> Iterator[Row]:
     yield data_plane.memory(cluster, "after all rounds")
 
 
-def _in_turn(sides: Sequence[T], number: int) -> Sequence[T]:
+def in_turn(sides: Sequence[T], number: int) -> Sequence[T]:
     """The order changes from one to the next, so that neither side always comes after the other."""
     return sides if number % 2 == 0 else list(reversed(sides))
 

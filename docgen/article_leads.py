@@ -39,7 +39,10 @@ CHANNEL_MANAGER: Final = Article(
         Lead(
             "RequestSendThread: one sender per broker",
             (("RequestSender", "controller"),),
-            ("kafka_controller_controllerchannelmanager_requestrateandqueuetimems",),
+            (
+                "kafka_controller_controllerchannelmanager_requestrateandqueuetimems",
+                "kafka_server_controller_channel_metrics_request_total",
+            ),
             ("request_sent",),
             remarks=f"A task of the control loop instead of a thread: {_LOOPS}.",
         ),
@@ -211,13 +214,33 @@ SOCKET_SERVER: Final = Article(
                 "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
                 "kafka_network_requestmetrics_localtimems",
             ),
-            remarks=f"`num.io.threads` is the number of requests per turn of the event loop: {_LOOPS}.",
+            remarks="`num.io.threads` is the number of requests per turn of the event loop. There are no handler threads, so "
+            f"nothing has a name such as `data-plane-kafka-request-handler-0`: {_LOOPS}.",
         ),
         Lead(
             "KafkaApis: one handler per API",
             (("Api", "apis"),),
             ("kafka_network_requestmetrics_requests_total", "kafka_network_requestmetrics_errors_total"),
             remarks="One file per API: [APIs](reference/apis.md).",
+        ),
+        Lead(
+            "Errors: an unexpected one in a handler, FatalExitError",
+            (("KafkaRequestHandlerPool", "network"),),
+            ("kafka_network_requestmetrics_errors_total",),
+            ("request_failed",),
+            remarks="The connection is closed; no error in a handler ends the process: "
+            "[decision 0026](adr/0026-an-error-ends-a-connection.md).",
+        ),
+        Lead(
+            "BrokerTopicMetrics",
+            (("BrokerTopicMetrics", "metrics"),),
+            (
+                "kafka_server_brokertopicmetrics_messagesin_total",
+                "kafka_server_brokertopicmetrics_bytesout_total",
+                "kafka_server_brokertopicmetrics_producemessageconversions_total",
+                "kafka_network_requestmetrics_messageconversionstimems",
+            ),
+            remarks="There is no MessagesOutPerSec, as in Kafka: a Fetch sends batches without counting their records.",
         ),
         Lead(
             "Purgatory: requests that wait",
@@ -232,11 +255,12 @@ SOCKET_SERVER: Final = Article(
             (("Connection", "network"),),
             (
                 "kafka_network_requestchannel_responsequeuesize",
+                "kafka_network_requestmetrics_responseordertimems",
                 "kafka_network_requestmetrics_responsequeuetimems",
                 "kafka_network_requestmetrics_responsesendtimems",
             ),
-            remarks="Several requests of a connection are in progress, so this includes the wait for earlier responses: "
-            "[decision 0006](adr/0006-several-requests-of-a-connection.md).",
+            remarks="Several requests of a connection are in progress; the wait for earlier responses is measured by "
+            "ResponseOrderTimeMs: [decision 0006](adr/0006-several-requests-of-a-connection.md).",
         ),
     ),
 )

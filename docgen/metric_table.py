@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from klamm.controller.states import ControllerState
 from klamm.coordinator.group_metadata import GroupState
+from klamm.coordinator.transaction.transaction_metadata import TransactionState
 
 Kind = Literal["meter", "gauge", "histogram", "timer", "percent"]
 
@@ -34,6 +35,28 @@ def _rows(
     return found
 
 
+def _client_quotas() -> list[Described]:
+    rates = {
+        "Produce": (("byte-rate", "Bytes per second of a client's Produce requests."),),
+        "Fetch": (("byte-rate", "Bytes per second of records sent to a client."),),
+        "Request": (("request-time", "Share of the loop's time that a client's requests take, in percent."),),
+        "ControllerMutation": (
+            ("tokens", "Partitions that a client may still create or delete; below 0 it is throttled."),
+            ("mutation-rate", "Partitions per second that a client creates and deletes."),
+        ),
+    }
+    labels = ("user", "client_id")
+    found: list[Described] = []
+    for type_, per_client in rates.items():
+        for name, meaning in (*per_client, ("throttle-time", "Average throttle time of a client in milliseconds.")):
+            found.append(Described("kafka.server", type_, name, "gauge", labels, meaning, "for clients with a quota"))
+        found += _rows("kafka.server", type_, ("queue-size", "gauge", "Requests whose throttle time is not over."))
+        if type_ == "Request":
+            exempt = "Share of the loop's time that requests of brokers and Produce with acks=0 take, in percent."
+            found += _rows("kafka.server", type_, ("exempt-request-time", "gauge", exempt))
+    return found
+
+
 def _topic_meters() -> list[Described]:
     meanings = {
         "MessagesInPerSec": "Records appended.",
@@ -44,8 +67,8 @@ def _topic_meters() -> list[Described]:
         "FailedFetchRequestsPerSec": "Partitions of Fetch requests that failed.",
         "TotalProduceRequestsPerSec": "Partitions of Produce requests.",
         "TotalFetchRequestsPerSec": "Partitions that Fetch requests inspected. Kafka also counts unchanged partitions of a session.",
-        "FetchMessageConversionsPerSec": "Batches converted to an old message format for a Fetch.",
-        "ProduceMessageConversionsPerSec": "Message sets converted from an old format for a Produce.",
+        "FetchMessageConversionsPerSec": "Records converted to an old message format for a Fetch.",
+        "ProduceMessageConversionsPerSec": "Records converted from an old message format for a Produce.",
         "NoKeyCompactedTopicRecordsPerSec": "Records without a key that a compacted topic rejected.",
         "InvalidMagicNumberRecordsPerSec": "Batches rejected for their magic number.",
         "InvalidMessageCrcRecordsPerSec": "Batches rejected for their checksum.",
@@ -185,6 +208,18 @@ METRICS: Final = (
         ("ResponseSendTimeMs", "histogram", "Time to write the response to the socket.", "request"),
         ("TotalTimeMs", "histogram", "Total time.", "request"),
         ("RequestBytes", "histogram", "Size of the request.", "request"),
+        (
+            "MessageConversionsTimeMs",
+            "histogram",
+            "Time to convert message formats, for requests that needed it. Only for Produce and Fetch.",
+            "request",
+        ),
+        (
+            "TemporaryMemoryBytes",
+            "histogram",
+            "Memory for the conversion of message formats, for requests that needed it. Only for Produce and Fetch.",
+            "request",
+        ),
     ),
     *_rows(
         "kafka.network",
@@ -229,12 +264,43 @@ METRICS: Final = (
         ("connection-close-total", "gauge", "Connections closed since the start.", "listener,networkProcessor"),
         ("incoming-byte-total", "gauge", "Bytes received.", "listener,networkProcessor"),
         ("outgoing-byte-total", "gauge", "Bytes sent.", "listener,networkProcessor"),
+        ("successful-authentication-total", "gauge", "Connections that authenticated.", "listener,networkProcessor"),
+        (
+            "failed-authentication-total",
+            "gauge",
+            "Connections whose authentication failed.",
+            "listener,networkProcessor",
+        ),
+        (
+            "successful-reauthentication-total",
+            "gauge",
+            "Sessions that were renewed on their connection.",
+            "listener,networkProcessor",
+        ),
+        ("failed-reauthentication-total", "gauge", "Sessions whose renewal failed.", "listener,networkProcessor"),
+        (
+            "successful-authentication-no-reauth-total",
+            "gauge",
+            "Authentications of clients that cannot renew a session.",
+            "listener,networkProcessor",
+        ),
         (
             "expired-connections-killed-count",
             "gauge",
             "Connections closed because their authentication expired.",
             "listener,networkProcessor",
         ),
+    ),
+    *_rows(
+        "kafka.server",
+        "controller-channel-metrics",
+        ("connection-count", "gauge", "Connections that the controller has to the broker now: 0 or 1.", "broker_id"),
+        ("connection-creation-total", "gauge", "Connections opened to the broker.", "broker_id"),
+        ("connection-close-total", "gauge", "Connections to the broker that ended.", "broker_id"),
+        ("request-total", "gauge", "Requests sent to the broker, retries included.", "broker_id"),
+        ("response-total", "gauge", "Responses of the broker.", "broker_id"),
+        ("outgoing-byte-total", "gauge", "Bytes sent to the broker.", "broker_id"),
+        ("incoming-byte-total", "gauge", "Bytes received from the broker.", "broker_id"),
     ),
     *_rows(
         "kafka.server",
@@ -261,6 +327,12 @@ METRICS: Final = (
         ),
         ("AtMinIsrPartitionCount", "gauge", "Led partitions with exactly `min.insync.replicas` in-sync replicas."),
         ("ReassigningPartitions", "gauge", "Led partitions that are being reassigned."),
+        (
+            "PartitionsWithLateTransactionsCount",
+            "gauge",
+            "Led partitions with a transaction that is silent for longer than `transaction.max.timeout.ms` and 5 minutes.",
+        ),
+        ("ProducerIdCount", "gauge", "Producers that the logs of this broker remember; counted every 10 s."),
         ("IsrExpandsPerSec", "meter", "Replicas that joined an ISR."),
         ("IsrShrinksPerSec", "meter", "Replicas that left an ISR."),
         ("FailedIsrUpdatesPerSec", "meter", "ISR changes that failed."),
@@ -306,10 +378,21 @@ METRICS: Final = (
     ),
     *_rows(
         "kafka.server",
+        "AddPartitionsToTxnManager",
+        (
+            "VerificationFailureRate",
+            "meter",
+            "Partitions for which a transaction's coordinator refused the first batch, or could not be asked.",
+        ),
+        ("VerificationTimeMs", "histogram", "Milliseconds until the coordinator answered."),
+    ),
+    *_rows(
+        "kafka.server",
         "FetcherLagMetrics",
         ("ConsumerLag", "gauge", "Records by which the follower lags; -1 while unknown.", "clientId,topic,partition"),
         when="on a follower",
     ),
+    *_client_quotas(),
     *_rows("kafka.server", "LeaderReplication", ("byte-rate", "gauge", "Bytes per second to throttled followers.")),
     *_rows("kafka.server", "FollowerReplication", ("byte-rate", "gauge", "Bytes per second of throttled fetches.")),
     *_rows("klamm.server", "LeaderReplication", ("ThrottledBytesPerSec", "meter", "Bytes that a throttle delayed.")),
@@ -335,6 +418,35 @@ METRICS: Final = (
         ("NumGroups", "gauge", "Consumer groups of this coordinator."),
         ("NumOffsets", "gauge", "Committed offsets of these groups."),
         *((f"NumGroups{state.value}", "gauge", f"Groups in the state {state.value}.") for state in GroupState),
+    ),
+    *_rows(
+        "kafka.coordinator.transaction",
+        "TransactionStateManager",
+        *(
+            (f"NumTransactions{state.title}", "gauge", f"Transactional ids in the state {state.title}.")
+            for state in TransactionState
+            if state not in (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
+        ),
+    ),
+    *_rows(
+        "kafka.coordinator.transaction",
+        "TransactionMarkerChannelManager",
+        ("UnknownDestinationQueueSize", "gauge", "Markers that wait for their partition to have a leader."),
+        ("LogAppendRetryQueueSize", "gauge", "Completed transactions whose end could not be stored yet."),
+    ),
+    *_rows(
+        "kafka.coordinator.transaction",
+        "TransactionCoordinator",
+        (
+            "RefusedLateRequestsPerSec",
+            "meter",
+            "Transactional requests on connections that their client had given up; the connections were closed.",
+        ),
+    ),
+    *_rows(
+        "kafka.server",
+        "transaction-coordinator-metrics",
+        ("partition-load-time", "histogram", "Milliseconds that loading a partition of `__transaction_state` took."),
     ),
     *_rows(
         "kafka.server",

@@ -34,7 +34,20 @@ def _own_environment() -> None:
     )
 
 
-KINDS = ["tidy", "unit", "wire", "property", "transcripts", "sim", "spark", "cluster", "clients", "hostile", "dist"]
+KINDS = [
+    "tidy",
+    "unit",
+    "wire",
+    "property",
+    "transcripts",
+    "sim",
+    "spark",
+    "cluster",
+    "clients",
+    "hostile",
+    "viewer",
+    "dist",
+]
 # The groups that take longest, longest first: what is left at the end must be short to be shared evenly.
 LONGEST = ["spark", "tests/spark/cluster/test_masters.py", "tests/cluster/test_chaos.py", "tests/cluster/test_cli.py"]
 

@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from klamm.errors import ErrorCode
 from klamm.local.ports import LOOPBACK
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.protocol.frames import decode_request_header, encode_response_frame
 from klamm.protocol.messages.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeResponse
 from klamm.protocol.messages.stop_replica import StopReplicaResponse
 from klamm.protocol.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.wire import Message, decode
@@ -32,7 +34,9 @@ _ANSWERS: Final[dict[int, Message]] = {
     4: LeaderAndIsrResponse(error_code=0),
     5: StopReplicaResponse(error_code=0, partition_errors=()),
     6: UpdateMetadataResponse(error_code=0),
+    17: SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=()),
 }
+_CONTROL: Final = (4, 5, 6)
 
 
 class _Connection(asyncio.Protocol):
@@ -54,8 +58,9 @@ class _Connection(asyncio.Protocol):
                 return
             frame = bytes(self._buffer[4 : 4 + size])
             del self._buffer[: 4 + size]
-            self._came.append((time.monotonic(), self._broker_id, frame))
             header, _ = decode_request_header(frame)
+            if header.api_key in _CONTROL:
+                self._came.append((time.monotonic(), self._broker_id, frame))
             answer = encode_response_frame(header.correlation_id, _ANSWERS[header.api_key], header.api_version)
             self._transport.write(b"".join(answer))
 

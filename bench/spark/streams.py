@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ROWS: Final = 100
 """Of a small micro-batch."""
 BATCHES: Final = 60
+ONCE: Final = "a topic, exactly once"
 FLOOR_MS: Final = 120.0
 RATE: Final = 200
 """Records a second."""
@@ -64,14 +65,16 @@ class _Streams:
             for what in self.sinks(partitions):
                 goal = Goal(most=FLOOR_MS) if partitions == 1 and what == "a Python sink" else Goal()
                 name = f"Micro-batch of {ROWS} rows, {counted}, into {what}"
-                sides = [side for side in self.bench.sides if side == KLAMM or what != "Delta"]
+                sides = [side for side in self.bench.sides if side == KLAMM or what not in ("Delta", ONCE)]
                 found = {side: [self.batch_ms(side, topic, partitions, what)] for side in sides}
                 yield Figure(name, "ms", found[KLAMM], found.get(CONNECTOR, ()), goal)
 
     def sinks(self, partitions: int) -> Sequence[str]:
         if self.bench.is_quick:
             return ("a Python sink",)
-        return ("noop", "a Python sink", "a topic", "Delta") if partitions == 1 else ("a Python sink", "a topic")
+        if partitions > 1:
+            return ("a Python sink", "a topic", ONCE)
+        return ("noop", "a Python sink", "a topic", ONCE, "Delta")
 
     def batch_ms(self, side: str, topic: str, partitions: int, what: str) -> float:
         """The median without the first third, while the JVM warms up."""
@@ -90,9 +93,10 @@ class _Streams:
         checkpoint = f"{place}/c"
         if what == "Delta":
             return ks.to_table(frame, f"{place}/t", checkpoint=checkpoint, trigger="available_now", compact_every=0)
-        if what == "a topic":
+        if what in ("a topic", ONCE):
             frame = frame.select("key", "value")
-            options = {"kafka.bootstrap.servers": self.servers, "topic": "small-copy"}
+            guarantee = "exactly_once" if what == ONCE else "at_least_once"
+            options = {"kafka.bootstrap.servers": self.servers, "topic": "small-copy", "guarantee": guarantee}
             writer = frame.writeStream.format(side).options(**options)
         elif what == "noop":
             writer = frame.writeStream.format("noop")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import klamm.spark as ks
 from bench.spark import sparks, topics
 from bench.spark.figures import CONNECTOR, KLAMM, Figure, in_turn, rates
+from klamm.spark.sink.write_options import AT_LEAST_ONCE, EXACTLY_ONCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,10 +46,15 @@ class _Writes:
         yield self.figure("Topic of JSON into typed Delta", rows, self.typed_into_delta)
         yield self.figure("Rows of Spark into a topic", rows, partial(self.rows_into_topic, "copy", rows))
         yield self.figure("Topic into a topic", rows, self.topic_into_topic)
+        once = partial(self.rows_into_topic, "copy", rows, guarantee=EXACTLY_ONCE)
+        yield self.figure("Rows of Spark into a topic, exactly once", rows, once, (KLAMM,))
+        once_on = partial(self.topic_into_topic, guarantee=EXACTLY_ONCE)
+        yield self.figure("Topic into a topic, exactly once", rows, once_on, (KLAMM,))
 
-    def figure(self, name: str, rows: int, run: Run) -> Figure:
+    def figure(self, name: str, rows: int, run: Run, sides: Sequence[str] = ()) -> Figure:
         found = in_turn(
-            {side: partial(self.seconds, run, side) for side in self.bench.sides}, min(ROUNDS, self.bench.rounds)
+            {side: partial(self.seconds, run, side) for side in sides or self.bench.sides},
+            min(ROUNDS, self.bench.rounds),
         )
         return Figure(name, "M rows/s", rates(rows / 1e6, found, KLAMM), rates(rows / 1e6, found, CONNECTOR))
 
@@ -89,14 +95,15 @@ class _Writes:
     def to_table(self, frame: DataFrame, place: str) -> StreamingQuery:
         return ks.to_table(frame, f"{place}/table", checkpoint=f"{place}/c", trigger="available_now")
 
-    def rows_into_topic(self, topic: str, rows: int, side: str, place: str) -> None:
+    def rows_into_topic(self, topic: str, rows: int, side: str, place: str, guarantee: str = AT_LEAST_ONCE) -> None:
         made = self.spark.range(rows).selectExpr("string(id) AS key", f"{JSON_VALUE} AS value")
-        options = {"kafka.bootstrap.servers": self.servers, "topic": topic}
+        options = {"kafka.bootstrap.servers": self.servers, "topic": topic, "guarantee": guarantee}
         made.write.format(side).mode("append").options(**options).save()
 
-    def topic_into_topic(self, side: str, place: str) -> StreamingQuery:
+    def topic_into_topic(self, side: str, place: str, guarantee: str = AT_LEAST_ONCE) -> StreamingQuery:
         frame = self.from_start(side, "json").select("key", "value")
         options = {"kafka.bootstrap.servers": self.servers, "topic": "copy", "checkpointLocation": f"{place}/c"}
+        options["guarantee"] = guarantee
         query: StreamingQuery = frame.writeStream.format(side).options(**options).trigger(availableNow=True).start()
         return query
 

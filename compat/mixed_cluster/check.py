@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from compat.mixed_cluster import quotas
 from compat.mixed_cluster.cluster import Kind, MixedCluster
 from compat.mixed_cluster.load import CLIENT, Load
 from compat.mixed_cluster.state import differences, partitions_of, unequal_logs
@@ -150,6 +151,7 @@ def run(controller: Kind) -> None:
         checks.check("preferred leaders", checks.elect)
         checks.check("consumer group", checks.group)
         checks.check("topic deleted", checks.delete)
+        checks.check("quotas set by either kind", lambda: quotas.check(cluster))
         checks.check(f"controlled shutdown, {other} to {controller}", lambda: checks.become(3, controller))
         if controller == "kafka":
             checks.check("the controller moves to klamm", lambda: checks.move_controller("klamm"))

@@ -24,6 +24,7 @@ from klamm.local.admin import ClusterAdmin
 from klamm.local.launch import broker_process, zookeeper_process
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
 
 T = TypeVar("T")
 Kind = Literal["klamm", "kafka"]
@@ -38,6 +39,7 @@ SETTINGS: Final[Mapping[str, object]] = {
     "auto.leader.rebalance.enable": False,
     "offsets.topic.num.partitions": 4,
     "offsets.topic.replication.factor": 3,
+    "klamm.admit.unproven.peers": "true",  # brokers of Kafka cannot prove their id to klamm; they ignore the key
 }
 
 
@@ -56,6 +58,10 @@ class MixedCluster:
         self._brokers: dict[int, ChildProcess] = {}
         self.zk = KazooClient(self.zookeeper_connect)
         self.admin = ClusterAdmin(self, timeout_s=TIMEOUT_S)
+
+    @property
+    def client_security(self) -> ClientSecurity:
+        return PLAINTEXT
 
     def __enter__(self) -> Self:
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 from compat.mixed_cluster.cluster import Kind, MixedCluster
+from compat.wire_probe import transactions
 from compat.wire_probe.requests import BATCH, rows
+from compat.wire_probe.transactions import Case, Preparation
 
 from klamm import apis
 from klamm.apis.api_declaration import Api
@@ -19,8 +20,9 @@ from klamm.errors import KlammError, ProtocolError
 from klamm.local.ports import LOOPBACK
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.produce import ProduceRequest
-from klamm.protocol.schema import Type, plan
+from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message, encode_bytes
+from tests.support.messages import build, codes
 
 TIMEOUT_S: Final = 30.0
 SETTINGS: Final = {
@@ -30,50 +32,7 @@ SETTINGS: Final = {
     "transaction.state.log.min.isr": 1,
     "auto.create.topics.enable": "false",
 }
-LEAST: Final = {"string": "", "bytes": b"", "records": b"", "array": (), "bool": False, "uuid": None}
-NAMES: Final = ("name", "topic", "group_id", "resource_name", "index", "partition", "partition_index", "key")
 Codes = list[tuple[str, int]] | str
-
-
-def build(layout: Type, fields: dict[str, Any]) -> Any:
-    """A struct of this version from values by field name."""
-    values: dict[str, Any] = {}
-    for slot in layout.fields:
-        if not slot.present:
-            continue
-        if slot.name in fields:
-            values[slot.name] = _value(slot.type, fields[slot.name])
-        elif slot.default is None and not slot.type.nullable and slot.tag is None:
-            kind = slot.type.kind.name if slot.type.kind is not None else ""
-            if kind != "uuid":
-                values[slot.name] = build(slot.type, {}) if slot.type.struct is not None else LEAST.get(kind, 0)
-    assert layout.struct is not None
-    return layout.struct(**values)
-
-
-def _value(kind: Type, value: Any) -> Any:
-    if value is None:
-        return None
-    if kind.element is not None:
-        return [_value(kind.element, item) for item in value]
-    return build(kind, value) if kind.struct is not None else value
-
-
-def codes(layout: Type, value: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """All error codes of a response, each with the names around it."""
-    names = [str(getattr(value, s.name)) for s in layout.fields if s.present and s.name in NAMES]
-    path = "/".join([path, *names])
-    for slot in layout.fields:
-        inner = getattr(value, slot.name, None)
-        if not slot.present or inner is None:
-            continue
-        if slot.name == "error_code":
-            yield path, inner
-        elif slot.type.struct is not None:
-            yield from codes(slot.type, inner, path)
-        elif slot.type.element is not None and slot.type.element.struct is not None:
-            for item in inner:
-                yield from codes(slot.type.element, item, path)
 
 
 class Peer:
@@ -149,6 +108,13 @@ class Known:
 API_BY_NAME: Final = {api.name: api for api in apis.ALL}
 
 
+def _ask_case(peer: Peer, preparation: Preparation, case: Case, api: Api[Any, Any], version: int) -> Codes:
+    """The codes without the names around them, which contain the transactional id."""
+    fields = case.fields(preparation.producer(case.state))
+    found = peer.ask(api, build(plan(api.request, version), fields), version)
+    return found if isinstance(found, str) else [("", code) for _, code in found]
+
+
 def run() -> int:
     """Prints a line per API, and one per request with another answer."""
     with ThreadPoolExecutor(2) as pool, Peer("klamm") as klamm, Peer("kafka") as kafka:
@@ -169,6 +135,14 @@ def run() -> int:
                 count[name] = count.get(name, 0) + 1
                 if one != two:
                     wrong.setdefault(name, []).append(f"v{version} {what}: klamm {one}, kafka {two}")
+        peers = [(peer, Preparation(peer.address)) for peer in (klamm, kafka)]
+        for case in transactions.cases():
+            api = API_BY_NAME[case.api]
+            for version in sorted({*ours[api.key]} & {*theirs.get(api.key, ())}):
+                one, two = pool.map(lambda it: _ask_case(it[0], it[1], case, api, version), peers)  # noqa: B023
+                count[case.api] = count.get(case.api, 0) + 1
+                if one != two:
+                    wrong.setdefault(case.api, []).append(f"v{version} {case.what}: klamm {one}, kafka {two}")
     known = Known()
     for name in count:
         lines = [line for line in wrong.get(name, []) if not known.has(name, line)]

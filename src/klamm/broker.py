@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from klamm.acl_changes import AclChangeListener
 from klamm.clock import Clock
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.control_log import NO_CONTROL_LOG, ControlLog
 from klamm.controller.events import CreateTopics
 from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.transaction.transaction_coordinator import TransactionCoordinator
+from klamm.coordinator.transaction.transaction_feature import TransactionFeature
 from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.quota.quota_managers import QuotaManagers
 from klamm.replica.controller_guard import ControllerGuard
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
+from klamm.security.acl.authorizer import AclAuthorizer
+from klamm.security.outgoing import OutgoingSecurity
 from klamm.zk.client.zk_session import ZkSession
 
 if TYPE_CHECKING:
@@ -42,9 +48,12 @@ class Controller(Protocol):
 
 @dataclass(slots=True)
 class Registration:
-    """The broker's registration in ZooKeeper. `epoch` is the czxid of its znode; the server sets it."""
+    """The broker's registration in ZooKeeper. `epoch` is the czxid of its znode; the server renews it."""
 
     epoch: int = UNKNOWN_BROKER_EPOCH
+
+    def renew(self, epoch: int) -> None:
+        self.epoch = epoch
 
 
 class TopicCreation:
@@ -84,11 +93,20 @@ class TopicCreation:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Acls:
+    """Authorization: the decisions, and the changes of entries in ZooKeeper."""
+
+    authorizer: AclAuthorizer
+    changes: AclChangeListener
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
     """`topic_purgatory` holds requests that wait for topics to appear in the metadata or to vanish from it.
 
-    `election_purgatory` holds requests that wait for new leaders.
+    `election_purgatory` holds requests that wait for new leaders. `acls` is None without an authorizer: then every
+    client may do everything.
     """
 
     id: int
@@ -100,9 +118,11 @@ class Broker:
     logs: LogManager
     replicas: ReplicaManager
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
     controller: Controller
     controller_guard: ControllerGuard
     metrics: MetricsRegistry
+    quotas: QuotaManagers
     fetch_sessions: FetchSessionCache
     producer_ids: ProducerIdManager
     topic_purgatory: DelayedOperationPurgatory
@@ -111,6 +131,9 @@ class Broker:
     zk: ZkSession
     registration: Registration
     control_log: ControlLog = NO_CONTROL_LOG
+    features: TransactionFeature = field(default_factory=TransactionFeature)
+    outgoing: OutgoingSecurity = field(default_factory=OutgoingSecurity)
+    acls: Acls | None = None
 
     @property
     def config(self) -> KafkaConfig:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch: what records and znodes are stamped with."""
+        """Milliseconds since the Unix epoch, for the timestamps of records and znodes."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back: what durations and deadlines are measured with."""
+        """Seconds of a monotonic clock, for durations and deadlines."""
 
 
 class SystemClock:

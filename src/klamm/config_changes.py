@@ -1,8 +1,10 @@
 """Configurations in ZooKeeper: read at the start, followed through /config/changes, changed with a notification.
 
-`/config/<type>/<name>` holds what is set for a topic or broker. A change writes it and a sequential child of
-`/config/changes` in one transaction; every broker watches these children, reads the named entities and passes them to
-its `ConfigRepository`. A broker that loses its session reads everything again, so no change is missed.
+`/config/<type>/<name>` holds what is set for a topic or broker, the quotas of a user or client id (`quota_store`), and
+the SCRAM credentials of a user.
+A change writes it and a sequential child of `/config/changes` in one transaction; every broker watches these children,
+reads the named entities and passes them to its `ConfigRepository`. A broker that loses its session reads everything
+again, so no change is missed.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from klamm.config import DEFAULT_BROKER, ConfigRepository
+from klamm.quota import quota_store
+from klamm.zk.client import notices
 from klamm.zk.model import paths, znodes
 from klamm.zk.model.ops import (
     BadVersion,
     ConnectionLoss,
     Create,
-    Delete,
     MultiFailed,
     NodeExists,
     NoNode,
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
 
 TOPICS: Final = "topics"
 BROKERS: Final = "brokers"
-CHANGE_EXPIRATION_MS: Final = 15 * 60 * 1000
-"""Retention of notifications, for brokers that read them slowly."""
 
 Properties = dict[str, str]
 
@@ -127,10 +128,17 @@ class ConfigChangeListener:
 
     async def load_all(self) -> None:
         """Read everything again. The watch is set before the reads, so no change in between is missed."""
-        self._last_seen = _newest(await self._changes())
+        self._last_seen = notices.newest(await self._changes())
         brokers = await read_configs(self._zk, BROKERS, self._broker_names)
         for name, config in brokers.items():
             self._configs.set_broker(name, config)
+        users = await quota_store.read_all(self._zk)
+        self._configs.client_quotas.replace_all(users)
+        self._configs.user_credentials.replace_all(
+            (entity.user, properties)
+            for entity, properties in users.items()
+            if entity.user and entity.client_id is None
+        )
         with contextlib.suppress(NoNode):
             topics = await self._zk.get_children(paths.config_entity_type_path(TOPICS))
             await self._refresh([*topics, *self._configs.topics_with_overrides()])
@@ -177,24 +185,20 @@ class ConfigChangeListener:
             log.warning("reading configuration changes failed: %s; the next session reads all", error)
 
     async def _changes(self) -> list[str]:
-        """Return the notifications in order; arms the watch for the next one."""
-        try:
-            names = await self._zk.get_children(paths.CONFIG_CHANGES, watch=True)
-        except NoNode:
-            return []
-        return sorted((name for name in names if _number(name) >= 0), key=_number)
+        return await notices.watched(self._zk, paths.CONFIG_CHANGES)
 
     async def _process(self, names: list[str]) -> None:
-        new = [paths.config_change_path(name) for name in names if _number(name) > self._last_seen]
+        new = [paths.config_change_path(name) for name in names if notices.number(name) > self._last_seen]
         changed: dict[str, None] = {}
         for path, answer in zip(new, await self._zk.read_many(new), strict=True):
             if answer is not None:
                 with contextlib.suppress(znodes.ZnodeFormatError):
                     changed[znodes.decode_config_change(path, answer[0])] = None
         await self._apply(changed)
-        self._last_seen = max(self._last_seen, _newest(names))
+        self._last_seen = max(self._last_seen, notices.newest(names))
 
-    async def _apply(self, entity_paths: Iterable[str]) -> None:
+    async def _apply(self, entity_paths: Collection[str]) -> None:
+        entities = [entity for entity in map(quota_store.entity_of, entity_paths) if entity is not None]
         split = [entity_path.partition("/") for entity_path in entity_paths]
         topics = [name for kind, _, name in split if kind == TOPICS and name]
         brokers = [name for kind, _, name in split if kind == BROKERS and name in self._broker_names]
@@ -202,22 +206,11 @@ class ConfigChangeListener:
             await self._refresh(topics, is_news=True)
         for name, config in (await read_configs(self._zk, BROKERS, brokers)).items() if brokers else ():
             self._configs.set_broker(name, config)
+        if entities:
+            for entity, properties in (await quota_store.read_entities(self._zk, entities)).items():
+                self._configs.client_quotas.set_entity(entity, properties)
+                if entity.user and entity.client_id is None:
+                    self._configs.user_credentials.set_user(entity.user, properties)
 
     async def purge(self, now_ms: int) -> None:
-        """Remove notifications that every broker has had time to read."""
-        names = [paths.config_change_path(name) for name in await self._zk.get_children(paths.CONFIG_CHANGES)]
-        for path, answer in zip(names, await self._zk.read_many(names), strict=True):
-            if answer is not None and now_ms - answer[1].ctime > CHANGE_EXPIRATION_MS:
-                with contextlib.suppress(NoNode, ConnectionLoss):
-                    await self._zk.delete(Delete(path))
-
-
-def _number(name: str) -> int:
-    try:
-        return paths.sequence_number(name)
-    except ValueError:
-        return -1
-
-
-def _newest(names: Sequence[str]) -> int:
-    return _number(names[-1]) if names else -1
+        await notices.purge(self._zk, paths.CONFIG_CHANGES, now_ms)

@@ -1,4 +1,4 @@
-"""Kafka's error codes, as data, and the few exceptions: the peer, the configuration or the disk is wrong."""
+"""Kafka's error codes, and the exceptions for errors of the peer, the configuration and the disk."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ _RETRIABLE = frozenset(
 
 
 class KlammError(Exception):
-    """Anything klamm tells a person about: the message is a sentence that says what to do."""
+    """An error for the user: its message is a sentence that says what to do."""
 
 
 class ProtocolError(KlammError):
@@ -198,4 +198,4 @@ class ConfigError(KlammError):
 
 
 class LogDirError(KlammError):
-    """A log directory failed (full, read-only, gone): its partitions go offline, the broker lives on."""
+    """A log directory failed (full, read-only, gone). Its partitions go offline; the broker continues."""

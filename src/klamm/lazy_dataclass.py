@@ -28,7 +28,7 @@ _COMPARISONS: Final = ("__eq__", "__hash__", "__repr__")
 
 def _define(cls: type[Any]) -> type[Any]:
     if cls.__doc__ is None:
-        cls.__doc__ = cls.__name__  # else dataclasses derives one from a signature, the dearest part
+        cls.__doc__ = cls.__name__  # else dataclasses derives one from the signature, which is the slowest part
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(cls)
     made.__init__ = _later(made, "__init__", _make_init)
     for name in _COMPARISONS:
@@ -67,7 +67,7 @@ def _make_init(cls: type[Any]) -> None:
 
 
 def _make_comparisons(cls: type[Any]) -> None:
-    """Takes them from a twin that the standard library makes of the same fields."""
+    """Copy the methods from a second class of the same fields, which the standard library makes."""
     parts = [(f.name, f.type, f) for f in dataclasses.fields(cls)]
     twin = dataclasses.make_dataclass(cls.__name__, parts, init=False, unsafe_hash=True)
     for name in _COMPARISONS:

@@ -1,19 +1,19 @@
-"""The nouns every layer shares. All of them are frozen: what leaves its owner cannot change."""
+"""The nouns that all layers share. All of them are frozen."""
 
 from __future__ import annotations
 
 import base64
 from enum import IntEnum
 from typing import Final, NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from klamm.lazy_dataclass import lazy_dataclass
 
 NO_LEADER: Final = -1
 LEADER_DURING_DELETE: Final = -2
-"""The leader an UpdateMetadata names for a partition that every cache must forget."""
+"""The leader in an UpdateMetadata that tells caches to forget the partition."""
 EPOCH_DURING_DELETE: Final = -2
-"""The leader epoch a StopReplica carries for a topic queued for deletion: it overrides any epoch."""
+"""The leader epoch of a StopReplica for a topic that is being deleted: it overrides any epoch."""
 NO_EPOCH: Final = -1
 UNKNOWN_BROKER_EPOCH: Final = -1
 NO_CONTROLLER: Final = -1
@@ -25,10 +25,13 @@ TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 """The log of KRaft: no topic of a cluster may have its name."""
 CONTROL_LOG_TOPIC: Final = "__klamm_control_log"
-INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, CONTROL_LOG_TOPIC})
+SINK_STATE_TOPIC: Final = "__klamm_sink_state"
+"""The decisions of exactly-once sinks. Unlike the others, clients write it: the drivers of Spark queries."""
+INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, CONTROL_LOG_TOPIC, SINK_STATE_TOPIC})
+BROKER_TOPICS: Final = INTERNAL_TOPICS - {SINK_STATE_TOPIC}
+"""Internal topics that only brokers write."""
 
 ZERO_UUID: Final = UUID(int=0)
-_RESERVED_UUIDS: Final = frozenset({ZERO_UUID, UUID(int=1)})
 
 
 class TopicPartition(NamedTuple):
@@ -44,6 +47,32 @@ class SecurityProtocol(IntEnum):
     SSL = 1
     SASL_PLAINTEXT = 2
     SASL_SSL = 3
+
+
+class TransactionVersion(IntEnum):
+    """The levels of the feature `transaction.version`.
+
+    TV_1 allows tagged fields in the records of `__transaction_state`; TV_2 is KIP-890 part 2: every end of a
+    transaction bumps the producer's epoch, and Produce and TxnOffsetCommit add their partitions.
+    """
+
+    TV_0 = 0
+    TV_1 = 1
+    TV_2 = 2
+
+    @property
+    def bumps_epoch(self) -> bool:
+        """Whether the end of each transaction bumps the producer's epoch."""
+        return self >= TransactionVersion.TV_2
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    producer_id: int
+    producer_epoch: int
+
+
+ConnectionOrder = int
+"""Position of a connection among all that this broker process accepted: 1, 2, 3, ... The youngest has the largest."""
 
 
 class LeaderRecoveryState(IntEnum):
@@ -62,7 +91,7 @@ class LeaderAndIsr:
     leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
 
     def with_leader(self, leader: int, isr: tuple[int, ...]) -> LeaderAndIsr:
-        """The state after an election: every decision of the controller costs one leader epoch."""
+        """Return the state after an election: every decision of the controller takes one leader epoch."""
         return LeaderAndIsr(
             leader,
             leader_epoch=self.leader_epoch + 1,
@@ -72,7 +101,7 @@ class LeaderAndIsr:
         )
 
     def with_partition_epoch(self, partition_epoch: int) -> LeaderAndIsr:
-        """The same state as it is in ZooKeeper after a write."""
+        """Return the same state with the version that it has in ZooKeeper after the write."""
         return LeaderAndIsr(self.leader, self.leader_epoch, self.isr, partition_epoch, self.leader_recovery_state)
 
 
@@ -84,7 +113,7 @@ class LeaderIsrAndControllerEpoch:
 
 @lazy_dataclass(frozen=True, slots=True)
 class ReplicaAssignment:
-    """The replicas of a partition in preference order, and what a reassignment adds and removes."""
+    """The replicas of a partition in preference order, and the replicas that a reassignment adds and removes."""
 
     replicas: tuple[int, ...]
     adding_replicas: tuple[int, ...] = ()
@@ -135,10 +164,34 @@ class BrokerEndPoints:
         return next((e for e in self.endpoints if e.listener == listener), None)
 
 
-def random_topic_id() -> UUID:
-    while (topic_id := uuid4()) in _RESERVED_UUIDS or encode_topic_id(topic_id).startswith("-"):
-        pass
-    return topic_id
+def parse_host_port(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Parse `host:port` or `[::1]:port`; a scheme such as `PLAINTEXT://` is ignored. Raises ValueError.
+
+    With `default_port` the port may be missing.
+    """
+    address = text.strip()
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or port.endswith("]"):  # without a port, the last colon belongs to an IPv6 address
+        host, port = address.rpartition("://")[2], ""
+    if not port and default_port is not None:
+        return host.strip("[]"), default_port
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{address!r} is not an address: expected host:port.")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to `host`. Names other than localhost are not resolved: they are not."""
+    if host.lower() in ("localhost", "127.0.0.1", "::1"):
+        return True
+    import ipaddress  # slow to import, and rarely needed
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def encode_topic_id(topic_id: UUID) -> str:

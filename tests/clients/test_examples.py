@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
-from tests.clients.test_java_client import jars
+from klamm.testing import LocalCluster
+from tests.support.java_clients import jars
 from tests.support.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -33,6 +36,40 @@ def test_the_java_client(servers: str) -> None:
     assert run("java", *options, "-cp", path, EXAMPLES / "clients" / "WithJavaClient.java", servers) == GREETINGS
 
 
+def test_the_transactional_copy(servers: str) -> None:
+    said = run(sys.executable, EXAMPLES / "clients" / "transactional_copy.py", servers)
+    assert said.startswith("30 invoices are committed, each once\n40 records were written")
+
+
+def test_the_program_of_the_page_about_transactions(cluster: LocalCluster) -> None:
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```$",
+        (ROOT / "docs" / "concepts" / "transactions.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    for topic in ("orders", "invoices"):
+        cluster.create_topic(topic, partitions=2)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    for number in range(10):
+        producer.produce("orders", value=f"order {number}".encode())
+    assert producer.flush(60) == 0
+    exec(program, {"servers": cluster.bootstrap_servers})
+    reader = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "auditors",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    reader.subscribe(["invoices"])
+    found: list[bytes] = []
+    while len(found) < 10:
+        found += [message.value() or b"" for message in reader.consume(100, 1) if message.error() is None]
+    reader.close()
+    assert sorted(found) == [f"invoice for order {number}".encode() for number in range(10)]
+
+
 def test_the_pytest_suite() -> None:
     suite = EXAMPLES / "testing"
     assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", suite, suite)
@@ -47,6 +84,6 @@ def test_the_fault_drill() -> None:
 def test_every_example_is_listed_and_run() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     programs = [path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*") if path.suffix in (".py", ".java")]
-    assert len(programs) == 9
+    assert len(programs) == 10
     for program in programs:
         assert str(program) in listed

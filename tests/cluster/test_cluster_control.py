@@ -15,7 +15,7 @@ def test_nothing_can_be_decided_without_a_controller_and_without_zookeeper() -> 
         (other,) = (broker for broker in cluster.broker_ids if broker != controller)
 
         def status(timeout_s: float = TIMEOUT_S) -> tuple[int, list[str]]:
-            """The exit code, and what is said of the controller and of ZooKeeper."""
+            """The exit code, and the lines about the controller and ZooKeeper."""
             servers = f"127.0.0.1:{cluster.port(other)}"
             done = CliRunner().invoke(app, ["cluster", "status", "--timeout", str(timeout_s), "-b", servers])
             return done.exit_code, done.stdout.splitlines()[1:3]

@@ -1,4 +1,4 @@
-"""Three brokers with a control log: a topic is created, its leader dies, and the log tells it all."""
+"""Three brokers with a control log: a topic is created, its leader dies, and the log records both."""
 
 from __future__ import annotations
 
@@ -84,9 +84,14 @@ def test_a_topics_creation_from_the_request_to_every_brokers_metadata(
     cluster.create_topic(topic, partitions=3, replication_factor=3)
 
     def is_complete(rows: Rows) -> bool:
-        acked = about(of_kind(rows, "request_acknowledged", api="LeaderAndIsr"), topic)
+        acked = [
+            about(of_kind(rows, "request_acknowledged", api=api), topic) for api in ("LeaderAndIsr", "UpdateMetadata")
+        ]
         applied = about(of_kind(rows, "metadata_applied"), topic)
-        return {r["target"] for r in acked} == BROKERS and {r["broker_id"] for r in applied} == BROKERS
+        return (
+            all({r["target"] for r in these} == BROKERS for these in acked)
+            and {r["broker_id"] for r in applied} == BROKERS
+        )
 
     rows = reader.until(is_complete, "the creation is told")
     (queued,) = of_kind(rows, "event_queued", event="CreateTopics", topics=[topic])
@@ -104,6 +109,14 @@ def test_a_topics_creation_from_the_request_to_every_brokers_metadata(
         assert {r["target"] for r in about(of_kind(rows, kind, api="LeaderAndIsr"), topic)} == BROKERS, kind
     roles = reader.until(lambda rows: len(of_kind(rows, "role_changed", topic=topic)) >= 9, "the roles are told")
     assert len(of_kind(roles, "role_changed", topic=topic, role="leader")) == 3
+    sent = about(of_kind(roles, "request_sent", api="LeaderAndIsr"), topic)
+    assert {(r["target"], r["correlation_id"]) for r in sent} == {
+        (r["broker_id"], r["correlation_id"]) for r in of_kind(roles, "role_changed", topic=topic)
+    }
+    acked = about(of_kind(roles, "request_acknowledged", api="UpdateMetadata"), topic)
+    assert {(r["target"], r["correlation_id"]) for r in acked} == {
+        (r["broker_id"], r["correlation_id"]) for r in about(of_kind(roles, "metadata_applied"), topic)
+    }
 
 
 def test_a_leaders_death_and_how_long_the_news_took(cluster: LocalCluster, reader: ControlLogReader) -> None:

@@ -1,4 +1,4 @@
-"""A broker that no controller has told of the cluster yet says nothing to clients: not that there are no brokers."""
+"""A broker without metadata from a controller does not answer clients: it must not report an empty cluster."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def launched(zookeeper: KazooClient, directory: Path) -> Iterator[tuple[BrokerPr
             "log.dirs": directory / "data",
             "controlled.shutdown.enable": "false",
             "zookeeper.connection.timeout.ms": 60_000,
+            "klamm.admit.unproven.peers": "true",  # the test acts as the controller
         }
         broker = BrokerProcess(write_properties(directory / "broker.properties", properties))
         with broker.launched():

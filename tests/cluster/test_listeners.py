@@ -120,7 +120,7 @@ BAD = [
     ("log.cleanup.policy", "shred", "compact"),
     ("auto.create.topics.enable", "perhaps", "true or false"),
     ("listeners", "PLAINTEXT://here", "NAME://host:port"),
-    ("listeners", "SSL://127.0.0.1:0", "PLAINTEXT listeners only"),
+    ("ssl.client.auth", "maybe", "one of required, requested, none"),
     ("inter.broker.listener.name", "ELSEWHERE", "ELSEWHERE"),
     ("control.plane.listener.name", "ELSEWHERE", "ELSEWHERE"),
     ("broker.id", "-7", "-1"),

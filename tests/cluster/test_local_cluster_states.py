@@ -42,7 +42,7 @@ def test_what_is_not_there_is_told_at_once(klamm_cluster: LocalCluster) -> None:
     refused(lambda: cluster.isr("one", 1), "one-1 is not known: topic one has 1 partitions, counted from 0.")
     cluster._admin._next_lookup_s = 0.0
     refused(lambda: cluster.isr("no/name"), "no/name-0 is not known: 'no/name' is not a topic's name.")
-    for number in range(5):  # another client's new topic is found by whoever asks next
+    for number in range(5):  # the next client that asks finds a topic that another client created
         name = f"new-{number}"
         assert RawClient(cluster.port(cluster.controller_id)).create_topic(name) == ErrorCode.NONE
         assert cluster.leader(name) in cluster.broker_ids

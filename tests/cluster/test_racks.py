@@ -143,7 +143,7 @@ def test_what_leader_and_followers_answer(cluster: LocalCluster, topic: str) -> 
     write(cluster, topic, 0, 10)
 
     def named() -> bool:
-        """A leader names a follower once that has said in a fetch of its own what it has."""
+        """A leader refers consumers to a follower after the follower's own fetch has shown its position."""
         data = kio_fetch_from(cluster, leader, topic, RACKS[near], 0)
         return bool(data.preferred_read_replica == near and not data.records)
 

@@ -64,7 +64,7 @@ def test_full_disk(cluster: LocalCluster) -> None:
     acknowledged = fill(client, "full", ErrorCode.KAFKA_STORAGE_ERROR)
     assert acknowledged == list(range(0, len(acknowledged) * len(BATCH), len(BATCH))) and acknowledged
     assert_alive(cluster, client)
-    # All partitions of the directory are offline, and whoever asks hears it at once.
+    # All partitions of the directory are offline, and every request for them fails at once.
     assert client.produce("full", batch_of([b"x"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert client.produce("other", batch_of([b"x"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert client.fetch("full", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -173,7 +173,9 @@ def test_one_of_two_directories_is_unusable_from_the_start(tmp_path: Path) -> No
 
 
 def test_full_disk_of_the_embedded_zookeeper(tmp_path: Path) -> None:
-    """Nothing more can be decided, so the broker says so and ends cleanly; with room on the disk all is there again."""
+    """No further decision is possible, so the broker logs this and stops cleanly. With space on the disk everything
+    works again.
+    """
     config = {
         "broker.id": 1,
         "log.dirs": tmp_path / "logs",
@@ -191,7 +193,9 @@ def test_full_disk_of_the_embedded_zookeeper(tmp_path: Path) -> None:
                 client.create_topic(f"more-{number}", timeout_ms=1000)
         assert broker.process.wait(TIMEOUT_S) == 1 and "Traceback" not in broker.log
         line = broker.log.splitlines()[-1]
-        assert line.startswith(f"klamm broker: The embedded ZooKeeper cannot write to {tmp_path / 'zookeeper'}: ")
+        assert line.startswith(
+            f"klamm broker: The broker has stopped. The embedded ZooKeeper cannot write to {tmp_path / 'zookeeper'}: "
+        )
         assert (tmp_path / "logs" / ".kafka_cleanshutdown").exists()
     with BrokerProcess(path) as broker:
         assert broker.client().read_all("a") == [(0, b"x")]

@@ -132,4 +132,10 @@ def test_metrics_and_the_control_plane(tmp_path: Path) -> None:
                 text = response.read().decode()
             connected = 'socket_server_metrics_connection_count{listener="CONTROLLER",networkProcessor="1"} 1'
             assert connected in text, "the controller's connection"
+        with urllib.request.urlopen(urls[0].replace("/metrics", "/readyz"), timeout=WAIT_S) as response:
+            assert response.read() == b"ok\n"
+        name, address = process.stdout.readline().split()
+        assert name == "dashboard" and address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(address, timeout=WAIT_S) as response:
+            assert b"static/live.js" in response.read()
         assert "control.plane.listener.name=CONTROLLER\n" in (tmp_path / "broker-1.properties").read_text()

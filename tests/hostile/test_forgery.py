@@ -39,7 +39,8 @@ TOPIC = "kept"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(brokers=1) as started:
+    # Unproven peers are admitted here, so that forged requests meet the rules about epochs.
+    with LocalCluster(brokers=1, broker_configs={"klamm.admit.unproven.peers": True}) as started:
         started.create_topic(TOPIC)
         yield started
 
@@ -59,7 +60,7 @@ def broker(cluster: LocalCluster) -> RawClient:
 
 
 def broker_epoch(zookeeper: KazooClient) -> int:
-    """As anybody learns it who reaches ZooKeeper."""
+    """As anybody who reaches ZooKeeper can read it."""
     return int(zookeeper.get(paths.broker_path(1))[1].czxid)
 
 

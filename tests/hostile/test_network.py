@@ -338,7 +338,7 @@ def test_a_sliced_handler_may_return_a_future() -> None:
 
 
 def test_thousands_may_connect_at_once() -> None:
-    """The system tells the queue's length in TCP_INFO of the listening socket; too short a queue drops the SYN."""
+    """TCP_INFO of the listening socket has the length of the queue; a queue that is too short drops the SYN."""
 
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
 

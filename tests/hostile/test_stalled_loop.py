@@ -33,8 +33,8 @@ class BrokerThread:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         server = KafkaServer(self._config)
         try:
-            await server.start()
-            self.port = server.endpoints[0].port
+            running = await server.start()
+            self.port = running.endpoints[0].port
             self._ready.set()
             await self._stopping.wait()
         finally:

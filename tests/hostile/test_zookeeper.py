@@ -22,7 +22,7 @@ from klamm.zk.model.jute import NOTIFICATION_XID, OpCode, buffer_bytes, string_b
 from klamm.zk.model.ops import Code
 from klamm.zk.server import admission
 from klamm.zk.server.main import EmbeddedZooKeeperThread
-from klamm.zk.server.server import EmbeddedZooKeeper, ServerBounds
+from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
 from klamm.zk.server.server_connection import FRAMES_PER_TURN
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 
@@ -124,7 +124,7 @@ def test_children_without_bound(server: EmbeddedZooKeeperThread, monkeypatch: py
 
 
 def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
-    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, bounds=ServerBounds(max_connections_per_host=20)).start()
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, options=ServerOptions(max_connections_per_host=20)).start()
     with ExitStack() as stack:
         first = stack.enter_context(RawClient(server.port))
         first.connect()

@@ -44,6 +44,10 @@ class MemoryZooKeeper:
         data, version = self._znodes[path]
         return data, Stat(0, 0, 0, 0, version, 0, 0, 0, len(data or b""), 0, 0)
 
+    async def get_children(self, path: str) -> tuple[str, ...]:
+        prefix = path + "/"
+        return tuple({known[len(prefix) :].split("/")[0]: None for known in self._znodes if known.startswith(prefix)})
+
     async def multi(self, operations: Sequence[WriteOp]) -> None:
         for op in operations:
             if isinstance(op, SetData):

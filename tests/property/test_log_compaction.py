@@ -1,4 +1,4 @@
-"""A compacted log says the same of every key as the log did before, whatever was written in whatever order."""
+"""A compacted log has the same last value for every key as before, for any records in any order."""
 
 from __future__ import annotations
 

@@ -111,7 +111,9 @@ def check(log: Log, model: Model, written: list[bytes]) -> None:
     sequences = {p: e.last_sequence for p, e in log.producers.entries.items() if e.batches}
     assert sequences == model.last_sequences()
     ongoing, aborted = model.transactions()
-    assert list(log.local.collect_aborted(0, 1 << 40)) == aborted
+    in_order = sorted(aborted, key=lambda txn: txn.first_offset)
+    assert list(log.local.collect_aborted(0, 1 << 40)) == in_order
+    assert [txn for segment in log.segments for txn in segment.txn_index.all()] == aborted
     log.update_high_watermark(log.log_end_offset)
     assert log.last_stable_offset == min(ongoing.values(), default=log.log_end_offset)
     for step in model.steps:

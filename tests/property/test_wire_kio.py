@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
 from klamm.protocol.wire import decode, encode_bytes
-from tests.wire.kio_bridge import Case, case_id, cases, from_kio, kio_class, our_class, random_entity
+from tests.wire.kio_bridge import Case, case_id, from_kio, kio_cases, kio_class, our_class, random_entity
 
 
 def kio_bytes(entity: Any) -> bytes:
@@ -22,7 +22,7 @@ def kio_bytes(entity: Any) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("case", cases(), ids=case_id)
+@pytest.mark.parametrize("case", kio_cases(), ids=case_id)
 @settings(max_examples=12, derandomize=True, deadline=None, database=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_same_bytes_and_values_as_kio(case: Case, seed: int) -> None:
@@ -42,7 +42,7 @@ def test_same_bytes_and_values_as_kio(case: Case, seed: int) -> None:
 def test_header_flexibility_agrees_with_kio() -> None:
     from klamm.protocol.frames import request_header_version, response_header_version
 
-    for case in cases():
+    for case in kio_cases():
         key, direction, version = case
         kio_header = kio_class(case).__header_schema__.__version__
         choose = request_header_version if direction == "request" else response_header_version

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from klamm.errors import ProtocolError
-from klamm.protocol import runtime
+from klamm.protocol import chunked, compiler_decode, compiler_encode, runtime
 from klamm.protocol.compiler_decode import compile_sliced_decoder
 from klamm.protocol.compiler_encode import compile_sliced_encoder
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -18,8 +18,9 @@ from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTop
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from klamm.protocol.messages.update_metadata import UpdateMetadataPartitionState, UpdateMetadataRequest
-from klamm.protocol.wire import Message, decode, decode_in_slices, encode_bytes, encode_in_slices
-from tests.wire.kio_bridge import cases, from_kio, kio_class, our_class, random_entity
+from klamm.protocol.schema import plain, plan
+from klamm.protocol.wire import Message, decode, decode_in_slices, encode_around, encode_bytes, encode_in_slices
+from tests.wire.kio_bridge import from_kio, kio_cases, kio_class, our_class, random_entity
 
 T = TypeVar("T")
 
@@ -37,21 +38,54 @@ def run(steps: Generator[None, None, T]) -> tuple[T, int]:
 
 @pytest.mark.parametrize("newest", [True, False], ids=["newest", "oldest"])
 def test_every_message_pauses_between_any_two_elements(newest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chunked, compiler_decode, compiler_encode):
+        monkeypatch.setattr(module, "CHUNK", 1)
     monkeypatch.setattr(runtime, "SLICE_BYTES", 8)
     monkeypatch.setattr(runtime, "SLICE_ELEMENTS", 1)
     pauses = 0
-    chosen = {case[:2]: case for case in sorted(cases(), key=lambda case: case[2], reverse=not newest)}
+    chosen = {case[:2]: case for case in sorted(kio_cases(), key=lambda case: case[2], reverse=not newest)}
     for case in chosen.values():
         cls, version = our_class(case), case[2]
         for seed in range(3):
             message = from_kio(random_entity(kio_class(case), Random(seed)), cls, sys.modules[cls.__module__])
             whole = encode_bytes(message, version)
-            parts, encoding = run(compile_sliced_encoder(cls, version)(message))
+            parts, encoding = run(compile_sliced_encoder(cls, version)(message, []))
             assert b"".join(parts) == whole
-            (read, end), decoding = run(compile_sliced_decoder(cls, version)(whole, 0))
+            (read, end), decoding = run(compile_sliced_decoder(cls, version)(whole, 0, []))
             assert read == message and end == len(whole)
+            assert b"".join(run(compile_sliced_encoder(cls, version)(read, []))[0]) == whole
+            assert encode_bytes(read, version) == whole
             pauses += encoding + decoding
     assert pauses > 1000
+
+
+def test_a_template_is_the_message_without_its_holes() -> None:
+    """For every field of every message: the parts around it, and a field of the same bytes between them."""
+    holes_seen = 0
+    for case in kio_cases():
+        cls, version = our_class(case), case[2]
+        names = [slot.name for slot in plain(plan(cls, version))]
+        message = from_kio(random_entity(kio_class(case), Random(version)), cls, sys.modules[cls.__module__])
+        whole = encode_bytes(message, version)
+        pieces = encode_around(message, version, *names)
+        assert pieces[:-1] == [b""] * len(names)
+        start = 0
+        for name in names:
+            before, after = encode_around(message, version, name)
+            end = len(whole) - len(after)
+            assert len(before) == start and whole[:start] == before and whole[end:] == after and start <= end
+            start, holes_seen = end, holes_seen + 1
+        assert whole[start:] == pieces[-1]
+    assert holes_seen > 1000
+
+
+def test_a_template_needs_fields_of_the_version_in_wire_order() -> None:
+    message = ProduceRequest(acks=1, timeout_ms=1, topic_data=())
+    for holes in (("transactional_id",), ("timeout_ms", "acks"), ("nothing",)):
+        with pytest.raises(ValueError, match="does not have the fields"):
+            encode_around(message, 2, *holes)
+    with pytest.raises(ValueError, match="has no version 99"):
+        encode_around(message, 99, "acks")
 
 
 def test_large_arrays_of_numbers_are_read_in_slices() -> None:
@@ -84,6 +118,15 @@ def test_a_large_message_pauses_once_per_slice() -> None:
     parts, pauses = run(encode_in_slices(read, 9))
     assert b"".join(parts) == frame
     assert pauses >= len(topics) // (runtime.SLICE_ELEMENTS + 1)
+
+
+def test_ten_thousand_tagged_fields_are_read_in_slices() -> None:
+    fields = runtime.uvarint(runtime.MAX_TAGGED_FIELDS) + b"\x63\x00" * runtime.MAX_TAGGED_FIELDS
+    frame = encode_bytes(MetadataRequest(topics=[MetadataRequestTopic(name="t")]), 9)
+    assert frame[:4] == b"\x02\x02t\x00"
+    (read, end), pauses = run(decode_in_slices(MetadataRequest, 9, frame[:3] + fields + frame[4:]))
+    assert read.topics and read.topics[0].name == "t" and end == len(frame) + len(fields) - 1
+    assert pauses >= runtime.MAX_TAGGED_FIELDS // runtime.SLICE_TAGGED_FIELDS - 1
 
 
 def test_records_do_not_count() -> None:

@@ -210,7 +210,7 @@ class Programs:
         return ops.Delete(self._name(), choice(VERSIONS))
 
     def _write_in_multi(self) -> ops.WriteOp:
-        """Mostly what succeeds, or no multi of several operations would."""
+        """Mostly operations that succeed: otherwise no multi of several operations would."""
         chance = self._random.random()
         if chance < 0.4:
             return ops.SetData(self._random.choice(NAMES[:3]), b"in a multi")

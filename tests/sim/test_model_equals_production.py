@@ -119,7 +119,7 @@ async def _by_production(script: list[str]) -> Log:
         for _ in range(20):
             await asyncio.sleep(0)
     so_far = list(log)
-    task.cancel()  # which refuses what is being processed
+    task.cancel()  # which refuses the event that is being processed
     await asyncio.gather(task, return_exceptions=True)
     return so_far
 
@@ -151,7 +151,7 @@ def _request(rng: Random, number: int) -> ControlRequest:
 
 
 def _sender_script(seed: int) -> list[ControlRequest | str]:
-    """The first tells who lives, as it does on every channel; then requests come, and answers, some of them lost."""
+    """The first request has the live brokers, as on every channel. Some of the later requests and answers are lost."""
     rng = Random(seed)
     first = UpdateMetadataRequest(HEAD, UpdateMetadataBody((), (), ()))
     script: list[ControlRequest | str] = [first, "answer"]
@@ -197,6 +197,7 @@ async def _sent_by_production(
 
     class Connection:
         is_closed = False
+        next_correlation_id = 0
 
         @classmethod
         async def connect(cls, *_: object, **__: object) -> Connection:

@@ -322,7 +322,7 @@ def zookeeper_auth(target: Target) -> None:
 
 
 def zookeeper_silence(target: Target) -> None:
-    """Connections that never say who they are."""
+    """Connections that never send a handshake."""
     with contextlib.ExitStack() as stack:
         for _ in range(target.count(200)):
             stack.enter_context(target.connect_zookeeper())

@@ -1,8 +1,7 @@
-"""Clusters in which nobody dies or falls behind unless the test says so, however little the machine lets them run.
+"""Clusters in which no broker counts as dead or out of sync on its own, even on a very slow machine.
 
 LocalCluster's own times are short, so that the others soon notice a death: a broker that stands still for two seconds
-counts as dead, and a follower as out of sync. Where a test says who leads or who is in sync, that must not come by
-itself.
+counts as dead, and a follower as out of sync. A test that controls leaders and ISRs must not be disturbed by that.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Chaos:
         self._kill_and_start(self.cluster.controller_id)
 
     def kill_two(self) -> None:
-        """Fewer than min.insync.replicas are left; sometimes nobody who is in sync."""
+        """Fewer than min.insync.replicas are left, sometimes none of the in-sync replicas."""
         first, second = self.rng.sample(self.cluster.broker_ids, 2)
         self.cluster.kill(first)
         self._say(f"kill {first}")
@@ -197,7 +197,7 @@ class Chaos:
             self.wait_for_full_isr()
 
     def reassign(self) -> None:
-        """To two of the three, and back in another order; sometimes somebody dies while it is under way."""
+        """To two of the three, and back in another order; sometimes a broker dies meanwhile."""
         moved = self.rng.sample(range(PARTITIONS), 2)
         self._reassign({partition: self.rng.sample(self.cluster.broker_ids, 2) for partition in moved})
         if self.rng.random() < 0.3:
@@ -212,7 +212,7 @@ class Chaos:
         self.cluster.expire_session(victim)
         self._say(f"expire the session of {victim}")
 
-    # --- what they are made of ---
+    # --- parts of the faults ---
 
     def _kill_and_start(self, victim: int) -> None:
         """Back at once, before anybody has noticed, or after the others have gone on without it."""

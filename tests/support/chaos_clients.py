@@ -229,7 +229,7 @@ def group_settings(servers: str, group: str) -> dict[str, Any]:
 
 
 def commit_zero(servers: str, topic: str, group: str, partitions: int) -> None:
-    """So that the group has an offset everywhere, and whoever finds none has lost one."""
+    """Gives the group an offset in every partition, so that a missing offset is a lost one."""
     consumer = Consumer({**group_settings(servers, group), "enable.auto.commit": False})
     offsets = [TopicPartition(topic, partition, 0) for partition in range(partitions)]
     consumer.commit(offsets=offsets, asynchronous=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import GeneratorType
@@ -21,13 +22,15 @@ from klamm.broker import Broker, Registration, TopicCreation
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller import events
 from klamm.controller.replies import EventReply, ProducerIdsBlock, TopicResult, TopicResults
+from klamm.coordinator.deferred import Deferred
+from klamm.coordinator.transaction.transaction_shell import BrokerParts, create_transaction_coordinator
 from klamm.errors import ErrorCode
 from klamm.log.files import Files
 from klamm.log.log_config import LogConfig
 from klamm.log.log_manager import LogEvents, LogManager
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
-from klamm.model import ZERO_UUID, TopicPartition
+from klamm.model import ZERO_UUID, TopicPartition, TransactionVersion
 from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -52,11 +55,14 @@ from klamm.protocol.messages.update_metadata import (
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.wire import Message, decode, encode_bytes
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.quota.quota_managers import QuotaManagers
+from klamm.replica.append_path import append_records
 from klamm.replica.controller_guard import ControllerGuard, ControlState
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.topic_names import is_valid_topic_name
+from klamm.replica.transaction_verification import append_transactional
 
 Resp = TypeVar("Resp", bound=Message)
 M = TypeVar("M", bound=Message)
@@ -94,6 +100,12 @@ class ScriptedController:
 class RecordingGroups:
     def __init__(self) -> None:
         self.deleted: list[TopicPartition] = []
+        self.completed: list[tuple[int, dict[int, int], bool]] = []
+        self.completion: Deferred[None] = Deferred.of(None)
+
+    def on_transaction_completed(self, producer_id: int, markers: Mapping[int, int], *, commit: bool) -> Deferred[None]:
+        self.completed.append((producer_id, dict(markers), commit))
+        return self.completion
 
     def on_partitions_deleted(self, partitions: Sequence[TopicPartition]) -> None:
         self.deleted += partitions
@@ -119,7 +131,7 @@ class OneBroker:
         self.topic_configs: dict[str, LogConfig] = {}
         self.controller_epoch = 1
         self.control_state: ControlState | None = None
-        """What ZooKeeper says where it is not what the script sends."""
+        """The values in ZooKeeper that differ from those that the script sends."""
         self.broker = self._make_broker(broker_id)
 
     def _make_broker(self, broker_id: int) -> Broker:
@@ -141,6 +153,25 @@ class OneBroker:
         replicas = ReplicaManager(
             broker_id=broker_id, logs=logs, metadata=metadata, clock=self.clock, loop=self.loop, metrics=metrics
         )
+        producer_ids = ProducerIdManager(
+            self.loop, lambda: self.controller.submit(events.AllocateProducerIds(broker_id, -1))
+        )
+        transactions, self._marker_sender = create_transaction_coordinator(
+            configs.config,
+            BrokerParts(
+                id=broker_id,
+                replicas=replicas,
+                append_records=partial(append_records, replicas),
+                append_transactional=partial(append_transactional, replicas),
+                metadata=metadata,
+                clock=self.clock,
+                loop=self.loop,
+                metrics=metrics,
+                generate_producer_id=producer_ids.generate,
+                version=lambda: TransactionVersion.TV_0,
+                last_connection=lambda: 0,
+            ),
+        )
         return Broker(
             id=broker_id,
             cluster_id="test-cluster",
@@ -151,13 +182,13 @@ class OneBroker:
             logs=logs,
             replicas=replicas,
             groups=cast(Any, self.groups),
+            transactions=transactions,
             controller=self.controller,
             controller_guard=ControllerGuard(self.loop, self._read_control_state, lambda: self.broker.broker_epoch),
             metrics=metrics,
+            quotas=QuotaManagers(configs.client_quotas, configs.config, self.clock, metrics),
             fetch_sessions=FetchSessionCache(2, self.clock, Random(1), metrics),
-            producer_ids=ProducerIdManager(
-                self.loop, lambda: self.controller.submit(events.AllocateProducerIds(broker_id, -1))
-            ),
+            producer_ids=producer_ids,
             topic_purgatory=DelayedOperationPurgatory("Topic", self.loop),
             election_purgatory=DelayedOperationPurgatory("ElectLeader", self.loop),
             topic_creation=TopicCreation(self.controller, configs),
@@ -177,6 +208,7 @@ class OneBroker:
         self.broker = replace(self.broker, **parts)
 
     def close(self) -> None:
+        self.loop.run_until_complete(self._marker_sender.close())
         self.broker.replicas.shutdown()
         self.broker.logs.shutdown()
         self.loop.close()
@@ -189,9 +221,9 @@ class OneBroker:
         return api.handle(self.broker, self.context(request.KEY, version, **context), received)
 
     def context(
-        self, key: int, version: int, *, client_id: str | None = "test", listener: str = "PLAINTEXT"
+        self, key: int, version: int, *, client_id: str | None = "test", listener: str = "PLAINTEXT", order: int = 1
     ) -> RequestContext:
-        channel = ChannelContext(listener_name=listener)
+        channel = ChannelContext(listener_name=listener, order=order)
         self.last_context = RequestContext(key, version, 1, client_id, channel=channel, now_ms=self.clock.now_ms())
         return self.last_context
 
@@ -202,10 +234,14 @@ class OneBroker:
 
     def ask(self, api: Api[Any, Resp], request: Message, version: int, **context: Any) -> Resp:
         """The response, waited for and as a client of that version reads it."""
+        return self.as_read(cast("Resp", self.ask_for_anything(api, request, version, **context)), version)
+
+    def ask_for_anything(self, api: Api[Any, Any], request: Message, version: int, **context: Any) -> Any:
+        """The result of the handler, waited for; None if there is no response."""
         result = self.dispatch(api, request, version, **context)
         while isinstance(result, (GeneratorType, asyncio.Future)):
             result = at_once(result) if isinstance(result, GeneratorType) else self.run(result)
-        return self.as_read(cast("Resp", result), version)
+        return result
 
     def as_read(self, response: M, version: int) -> M:
         read, _ = decode(type(response), version, encode_bytes(response, version))

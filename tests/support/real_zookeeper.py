@@ -7,10 +7,12 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from klamm.local.ports import ReservedPort
+from klamm.security.certificates.certificate_store import CertificateStore
 
 NEEDED_JARS = ("zookeeper-", "netty-", "slf4j-api-", "metrics-core-", "snappy-java-", "commons-io-")
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
@@ -20,8 +22,22 @@ START_TIMEOUT_S = 60
 class RealZooKeeper:
     """`with RealZooKeeper(directory) as zookeeper: ... zookeeper.address`. Says why when it cannot start."""
 
-    def __init__(self, directory: Path, *, min_session_timeout_ms: int = 500, tick_time_ms: int = 3000) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        min_session_timeout_ms: int = 500,
+        tick_time_ms: int = 3000,
+        users: Mapping[str, str] | None = None,
+        certificates: CertificateStore | None = None,
+    ) -> None:
+        """With `users`, they may log in by SASL DIGEST-MD5. With `certificates`, there is a port with TLS for clients
+        that have one of them; the server's is called `server`.
+        """
         self._directory = directory
+        self._users = users
+        self._certificates = certificates
+        self._reserved_secure = None if certificates is None else ReservedPort()
         self._min_session_timeout_ms = min_session_timeout_ms
         self._tick_time_ms = tick_time_ms
         self._reserved = ReservedPort()
@@ -30,6 +46,11 @@ class RealZooKeeper:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def secure_address(self) -> str:
+        assert self._reserved_secure is not None, "start it with certificates"
+        return f"localhost:{self._reserved_secure.number}"
 
     def __enter__(self) -> RealZooKeeper:
         self.start()
@@ -40,6 +61,8 @@ class RealZooKeeper:
     ) -> None:
         self.stop()
         self._reserved.close()
+        if self._reserved_secure is not None:
+            self._reserved_secure.close()
 
     def start(self) -> None:
         """At first, and again after `stop`: on the same port and the same data."""
@@ -48,7 +71,8 @@ class RealZooKeeper:
             raise AssertionError("This test compares with a real ZooKeeper and finds no java: install Java 17.")
         self._log = self._directory / "zookeeper.log"
         with self._log.open("ab") as log:
-            command = [java, "-Xmx64m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no", "-cp", _classpath()]
+            command = [java, "-Xmx64m", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
+            command += [*self._security_options(), "-cp", _classpath()]
             command += [MAIN_CLASS, str(self._write_config())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._await_start()
@@ -60,6 +84,28 @@ class RealZooKeeper:
             self._process.terminate()
         self._process.wait()
 
+    def _security_options(self) -> list[str]:
+        options = []
+        if self._users is not None:
+            jaas = self._directory / "jaas.conf"
+            users = "\n".join(f'user_{name}="{password}"' for name, password in self._users.items())
+            jaas.write_text(f"Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required {users}; }};\n")
+            provider = "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
+            options += [f"-Djava.security.auth.login.config={jaas}", f"-Dzookeeper.authProvider.1={provider}"]
+        if self._certificates is not None:
+            options.append("-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory")
+        return options
+
+    def _secure_lines(self) -> str:
+        if self._certificates is None or self._reserved_secure is None:
+            return ""
+        store = self._certificates
+        return (
+            f"secureClientPort={self._reserved_secure.number}\nsecureClientPortAddress=127.0.0.1\n"
+            f"ssl.keyStore.location={store.directory / 'server.p12'}\nssl.keyStore.password={store.password}\n"
+            f"ssl.trustStore.location={store.truststore_path}\nssl.trustStore.password={store.password}\n"
+        )
+
     def _write_config(self) -> Path:
         data = self._directory / "data"
         data.mkdir(exist_ok=True)
@@ -67,7 +113,7 @@ class RealZooKeeper:
         config.write_text(
             f"dataDir={data}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n"
             f"4lw.commands.whitelist=*\nminSessionTimeout={self._min_session_timeout_ms}\nmaxClientCnxns=0\n"
-            f"tickTime={self._tick_time_ms}\n"
+            f"tickTime={self._tick_time_ms}\n{self._secure_lines()}"
         )
         return config
 
@@ -84,9 +130,15 @@ class RealZooKeeper:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(b"ruok")
-                return connection.recv(4) == b"imok"
+                return connection.recv(4) == b"imok" and self._is_secure_ok()
         except OSError:
             return False
+
+    def _is_secure_ok(self) -> bool:
+        if self._reserved_secure is None:
+            return True
+        with socket.create_connection(("127.0.0.1", self._reserved_secure.number), timeout=5):
+            return True
 
 
 def _classpath() -> str:

@@ -1,4 +1,4 @@
-"""A broker that says what a test wants: answers of controllers that move, lag or lose their voice, in any order."""
+"""A broker that answers as scripted: like controllers that move, lag or fall silent, in any order."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Probe:
         self._process = subprocess.Popen(self._command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def end(self) -> None:
-        """Ends its input and takes over what it has measured."""
+        """End its input and adopt its measurements."""
         process, self._process = self._process, None
         if process is None:
             return

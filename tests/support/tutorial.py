@@ -18,7 +18,7 @@ class Block:
     text: str
 
 
-def blocks(page: str) -> list[Block]:
+def blocks(page: str, kind: str = "tutorials") -> list[Block]:
     """Those with a language, in the order of the page; outputs have none."""
-    text = (ROOT / "docs" / "tutorials" / page).read_text()
+    text = (ROOT / "docs" / kind / page).read_text()
     return [Block(language, title or None, role or None, code) for role, language, title, code in FENCE.findall(text)]

@@ -1,4 +1,4 @@
-"""Waiting for a condition on a loop; the tests' own time limit ends what never comes."""
+"""Waits for a condition on a loop; the time limit of the tests ends a wait for a condition that is never met."""
 
 from __future__ import annotations
 

@@ -7,19 +7,22 @@ from tests.support.source_tree import modules
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"lazy_dataclass", "model", "errors", "clock", "config", "metrics", "control_log"}),
     frozenset({"protocol", "purgatory", "waiting"}),
+    frozenset({"security"}),
     frozenset({"zk", "log", "network", "client"}),
-    frozenset({"metadata", "config_changes"}),
+    frozenset({"quota"}),
+    frozenset({"metadata", "config_changes", "acl_changes"}),
     frozenset({"controller", "replica", "coordinator"}),
     frozenset({"broker"}),
     frozenset({"apis"}),
     frozenset({"server"}),
     frozenset({"local"}),
     frozenset({"testing"}),
-    frozenset({"cli", "dashboard"}),
+    frozenset({"dashboard"}),
+    frozenset({"cli"}),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 FOUNDATION = LAYERS[0]
-SPARK_MAY_IMPORT = {"protocol", "client", "log"} | FOUNDATION
+SPARK_MAY_IMPORT = {"protocol", "client", "log", "security"} | FOUNDATION
 
 
 def part_of(name: str) -> str:

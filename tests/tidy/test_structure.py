@@ -20,6 +20,12 @@ MAX_PARAMETERS = 8
 
 ROOMS: dict[str, tuple[frozenset[str], ...]] = {
     "zk": (frozenset({"model"}), frozenset({"client", "server"})),
+    "security": (
+        frozenset({"secret", "failure_budget"}),
+        frozenset({"tls", "sasl", "acl", "certificates"}),
+        frozenset({"client_security", "listener_security"}),
+        frozenset({"librdkafka", "outgoing", "redaction"}),
+    ),
     "spark": (
         frozenset({"decode", "suggestion"}),
         frozenset({"source"}),

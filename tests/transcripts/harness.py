@@ -1,4 +1,5 @@
-"""Controller scenarios as text: commands begin with `>` (or `>>`: not shown), what follows is what the controller did.
+"""Controller scenarios as text. A command begins with `>` (or `>>`, which hides its output); the lines after it are the
+controller's actions.
 
 There is no time and no network here: after each command every event runs to its end, in order. Reads are not shown.
 """
@@ -93,7 +94,7 @@ class Harness:
         self.clock = FrozenClock()
 
     def run(self, command: str) -> list[str]:
-        """Carries out one command; the lines of what the controller did."""
+        """Carry out one command; return the lines of the controller's actions."""
         self.lines = []
         verb, *args = command.split()
         getattr(self, "do_" + verb.replace("-", "_"))(*args)
@@ -117,7 +118,7 @@ class Harness:
         self.drive(event, self.controller.process(event))
 
     def drive(self, event: ControllerEvent, steps: Steps[None]) -> None:
-        """Carries out what `steps` yield until they end."""
+        """Carry out the effects that `steps` yields, to its end."""
         shown, replied = [], False
         value: object = None
         error: Exception | None = None

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
+from base64 import b64encode
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +18,7 @@ from klamm.metrics import BrokerTopicStats, GaugeTable, MetricsRegistry, Metrics
 from klamm.metrics.exposition import PIECE
 from klamm.metrics.http import _HttpConnection
 from klamm.metrics.instruments import WINDOW
+from klamm.security.certificates.certificate_store import CertificateStore
 
 
 class ManualClock:
@@ -212,6 +218,21 @@ def test_metrics_over_http() -> None:
     asyncio.run(scenario())
 
 
+def test_health_and_readiness_over_http() -> None:
+    async def scenario() -> None:
+        server = MetricsServer(MetricsRegistry(SystemClock()), "127.0.0.1", 0)
+        await server.start()
+        assert (await _http(server.port, b"GET /healthz HTTP/1.1\r\n\r\n"))[0].startswith(b"HTTP/1.1 200")
+        head, body = await _http(server.port, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503") and body == b"The broker is starting.\n"
+        server.not_ready = None
+        head, body = await _http(server.port, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and body == b"ok\n"
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_broken_gauge_is_reported_not_fatal() -> None:
     async def scenario() -> None:
         registry = MetricsRegistry(SystemClock())
@@ -314,3 +335,33 @@ def test_a_large_scrape_is_written_in_pieces_as_fast_as_it_is_read() -> None:
         connection.connection_lost(None)
 
     asyncio.run(scenario())
+
+
+def test_a_password_is_required(tmp_path: Path) -> None:
+    """RFC 7617, over TLS; a wrong password and none get the same answer."""
+    store = CertificateStore.create(tmp_path, 1)
+    store.issue_broker("broker", (), 1)
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(store.keystore_path("broker"))
+
+    def get(port: int, login: str | None) -> int:
+        request = Request(f"https://localhost:{port}/metrics")
+        if login is not None:
+            request.add_header("Authorization", f"Basic {b64encode(login.encode()).decode()}")
+        try:
+            with urlopen(request, timeout=30, context=ssl.create_default_context(cafile=store.ca_path)) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                assert error.headers["WWW-Authenticate"] == 'Basic realm="klamm"'
+                return error.code
+
+    async def scenario() -> list[int]:
+        server = MetricsServer(MetricsRegistry(ManualClock()), "127.0.0.1", 0, tls=served, login="eva:s3cret")
+        await server.start()
+        try:
+            return [await asyncio.to_thread(get, server.port, login) for login in (None, "eva:wrong", "eva:s3cret")]
+        finally:
+            await server.stop()
+
+    assert asyncio.run(scenario()) == [401, 401, 200]

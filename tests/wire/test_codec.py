@@ -1,4 +1,4 @@
-"""The wire DSL itself: versions of a field, null, tags, bounds, and what is said of values that do not fit."""
+"""The wire DSL itself: versions of a field, null, tags, bounds, and the errors for values that do not fit."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ v0. A broker that is not the controller answers NOT_CONTROLLER (41), one whose Z
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import FromPeer
 from klamm.controller import events
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
@@ -28,4 +30,17 @@ def _response(block: ProducerIdsBlock) -> AllocateProducerIdsResponse:
     )
 
 
-API = Api(AllocateProducerIdsRequest, AllocateProducerIdsResponse, versions=(0, 0), plane=Plane.CONTROL, handle=handle)
+_GUARD: Final = FromPeer(
+    lambda ctx, req, error: AllocateProducerIdsResponse(
+        throttle_time_ms=0, error_code=error, producer_id_start=0, producer_id_len=0
+    ),
+    sender=lambda req: req.broker_id,
+)
+API = Api(
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    versions=(0, 0),
+    plane=Plane.CONTROL,
+    handle=handle,
+    guard=_GUARD,
+)

@@ -2,8 +2,8 @@
 
 v0-2: only the encoding changes. Keys that the request does not name return to their defaults. A bad topic setting is
 INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker value, a missing value and a resource
-named twice are INVALID_REQUEST (42). Loggers are changed by IncrementalAlterConfigs only.
-When ZooKeeper does not answer within seconds: REQUEST_TIMED_OUT (7), and the change may yet be made.
+named twice are INVALID_REQUEST (42). Loggers are changed by IncrementalAlterConfigs only. If ZooKeeper does not answer
+within seconds, the answer is REQUEST_TIMED_OUT (7); the change may still take effect.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from __future__ import annotations
 import asyncio
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
-from klamm.apis.config_resources import ApiError, Outcome, ResourceType, alter, alter_each, check_count, key_of
+from klamm.apis.config_resources import (
+    ApiError,
+    Outcome,
+    ResourceType,
+    alter,
+    alter_each,
+    check_access,
+    check_count,
+    key_of,
+)
 from klamm.config_changes import Properties
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.alter_configs import (
@@ -20,24 +29,29 @@ from klamm.protocol.messages.alter_configs import (
     AlterConfigsResourceResponse,
     AlterConfigsResponse,
 )
+from klamm.security.acl.bindings import AclOperation
 
 
 def handle(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> asyncio.Future[AlterConfigsResponse]:
-    return broker.loop.create_task(_alter_all(broker, req))
+    return broker.loop.create_task(_alter_all(broker, ctx, req))
 
 
-async def _alter_all(broker: Broker, req: AlterConfigsRequest) -> AlterConfigsResponse:
+async def _alter_all(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> AlterConfigsResponse:
     responses = await alter_each(
-        req.resources, lambda resource: _alter(broker, resource, req.validate_only), AlterConfigsResourceResponse
+        ctx,
+        req.resources,
+        lambda resource: _alter(broker, ctx, resource, req.validate_only),
+        AlterConfigsResourceResponse,
     )
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
+async def _alter(broker: Broker, ctx: RequestContext, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
     if resource.resource_type == ResourceType.BROKER_LOGGER:
         return ErrorCode.INVALID_REQUEST, "Levels of loggers are changed by IncrementalAlterConfigs."
     try:
         check_count(resource.configs)
+        check_access(broker, ctx, key_of(resource), AclOperation.ALTER_CONFIGS)
     except ApiError as error:
         return error.code, error.message
     if (empty := next((c.name for c in resource.configs if c.value is None), None)) is not None:

@@ -1,8 +1,9 @@
 """AlterPartition (56): a leader asks the controller to change its ISR (KIP-497).
 
 v0-3: recovery state v1; topics by id v2; broker epochs beside the ISR's ids v3. A broker that is not the controller
-says NOT_CONTROLLER (41), a request of an earlier life of the leader STALE_BROKER_EPOCH (77), and one whose ZooKeeper is
-away for `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7); the leader asks again.
+answers NOT_CONTROLLER (41). A request from before the leader's last registration is STALE_BROKER_EPOCH (77). If
+ZooKeeper does not answer within `controller.socket.timeout.ms`, the answer is REQUEST_TIMED_OUT (7). The leader
+retries.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import FromPeer
 from klamm.apis.parts import Parts, in_parts
 from klamm.controller import events
 from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
@@ -84,6 +86,15 @@ def _partition(result: AlterPartitionResult) -> ResponsePartitionData:
 
 
 _PARTS: Final = Parts(asked="topics", answers="topics", rows="partitions", row_answers="partitions", name="topic_id")
+_GUARD: Final = FromPeer(
+    lambda ctx, req, error: AlterPartitionResponse(throttle_time_ms=0, error_code=error, topics=()),
+    sender=lambda req: req.broker_id,
+)
 API = Api(
-    AlterPartitionRequest, AlterPartitionResponse, versions=(0, 3), plane=Plane.CONTROL, handle=in_parts(handle, _PARTS)
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    versions=(0, 3),
+    plane=Plane.CONTROL,
+    handle=in_parts(handle, _PARTS),
+    guard=_GUARD,
 )

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from klamm.broker import Broker
 from klamm.network.request_context import Dispatched, Plane, RequestContext
@@ -24,19 +24,30 @@ Delayed: TypeAlias = "asyncio.Future[Resp]"
 Sliced: TypeAlias = "Generator[None, None, Resp | asyncio.Future[Resp] | None]"
 
 
+class Guard(Protocol):
+    """Authorizes a request before its handler sees it, and refuses what is not allowed."""
+
+    def is_needed(self, broker: Broker) -> bool: ...
+
+    def __call__(
+        self, broker: Broker, handle: Callable[[RequestContext, Any], Any], ctx: RequestContext, req: Any
+    ) -> Any: ...
+
+
 def _not_bound(ctx: RequestContext, req: Any) -> Dispatched:
     raise AssertionError("bind the API to a broker first")
 
 
 @dataclass(frozen=True, slots=True)
 class Api(Generic[Req, Resp]):
-    """`versions` is what the handler honours, never what the codec could parse.
+    """`versions` are the versions that the handler implements; the codec may know more.
 
-    `metric_name` names the request in RequestMetrics where the API's own name is not all (FetchConsumer).
-    A request of an API with `is_read` changes nothing, so it is dropped if its connection ends before its turn.
-    A handler whose work grows with the request or the cluster may be a generator: it yields between slices of at most a
-    few milliseconds and returns the response or a future of it. A future may also end with such a generator. A handler
-    that has to wait returns `after(...)` (klamm.waiting). `dispatch` is `handle` for one broker; `bind` sets it.
+    `metric_name` gives a request a second name in RequestMetrics (FetchConsumer). A request of an API with `is_read`
+    changes nothing, so it is dropped if its connection ends before its turn. A handler whose work grows with the
+    request or the cluster may be a generator: it yields between slices of at most a few milliseconds and returns the
+    response or a future of it. A future may also end with such a generator. A handler that has to wait returns
+    `after(...)` (klamm.waiting). `guard` authorizes the sender (klamm.apis.guards). `dispatch` is `handle` for one
+    broker, behind the guard if the broker needs it; `bind` sets it.
     """
 
     request: type[Req]
@@ -48,6 +59,7 @@ class Api(Generic[Req, Resp]):
     ]
     metric_name: Callable[[Req], str] | None = None
     is_read: bool = False
+    guard: Guard | None = None
     dispatch: Callable[[RequestContext, Any], Dispatched] = _not_bound
 
     @property
@@ -61,7 +73,13 @@ class Api(Generic[Req, Resp]):
 
 def bind(apis: Iterable[Api[Any, Any]], broker: Broker) -> tuple[Api[Any, Any], ...]:
     """Return the APIs as one broker serves them."""
-    return tuple(replace(api, dispatch=partial(api.handle, broker)) for api in apis)
+    return tuple(replace(api, dispatch=_dispatch(api, broker)) for api in apis)
+
+
+def _dispatch(api: Api[Any, Any], broker: Broker) -> Callable[[RequestContext, Any], Dispatched]:
+    handle = partial(api.handle, broker)
+    guard = api.guard
+    return handle if guard is None or not guard.is_needed(broker) else partial(guard, broker, handle)
 
 
 def at_once(steps: Generator[None, None, A]) -> A:

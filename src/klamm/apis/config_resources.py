@@ -1,4 +1,4 @@
-"""The part that the config APIs share: resources, which of them this broker may answer for, and how they change.
+"""The common part of the config APIs: which resources this broker may answer for, and how they change.
 
 A topic is answered by every broker, a broker's settings by that broker only; the empty broker name means the defaults
 of all brokers, which every broker can change. Settings are read from and written to ZooKeeper, then applied here; the
@@ -14,11 +14,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from klamm.apis.api_declaration import Broker
+from klamm.apis.access import may, may_on_cluster
+from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.config import DEFAULT_BROKER, validate_broker_config, validate_topic_config
 from klamm.config.loggers import check_level, set_level
 from klamm.config_changes import BROKERS, TOPICS, Properties, change_config, read_configs
 from klamm.errors import ErrorCode
+from klamm.protocol.chunked import ChunkedList
+from klamm.security.acl.bindings import AclOperation
+from klamm.security.acl.bindings import ResourceType as AclResourceType
 from klamm.zk.model.ops import ZkError
 
 log = logging.getLogger(__name__)
@@ -69,6 +73,15 @@ NO_ERROR: Outcome = (ErrorCode.NONE, None)
 Change = Callable[[Properties], Properties]
 
 
+def check_access(broker: Broker, ctx: RequestContext, resource: Resource, operation: AclOperation) -> None:
+    """Raise if the client may not see or change the resource. One of an unknown type is refused later."""
+    if resource.type == ResourceType.TOPIC:
+        if not may(broker, ctx, operation, AclResourceType.TOPIC, resource.name):
+            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
+    elif not may_on_cluster(broker, ctx, operation):
+        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+
+
 def check_resource(broker: Broker, resource: Resource) -> None:
     """Raise if the resource does not exist, or if another broker must be asked."""
     match resource.type:
@@ -96,17 +109,21 @@ def key_of(resource: NamedResource) -> Resource:
 
 
 async def alter_each(
-    resources: Sequence[R], change: Callable[[R], Coroutine[Any, Any, Outcome]], answer: Callable[..., A]
-) -> list[A]:
+    ctx: RequestContext,
+    resources: Sequence[R],
+    change: Callable[[R], Coroutine[Any, Any, Outcome]],
+    answer: Callable[..., A],
+) -> Sequence[A]:
     """Change one resource after the other; a resource that is named twice is refused both times.
 
     After a timeout of ZooKeeper the rest is not tried.
     """
     times: Counter[Resource] = Counter()
+    ctx.hold(times)
     for start in range(0, len(resources), _SLICE):
         times.update(map(key_of, resources[start : start + _SLICE]))
         await asyncio.sleep(0)
-    answers: list[A] = []
+    answers: ChunkedList[A] = ChunkedList()
     is_late = False
     for resource in resources:
         key = key_of(resource)
@@ -115,7 +132,7 @@ async def alter_each(
         elif is_late:
             outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
         else:
-            outcome = await _in_time(change(resource))
+            outcome = await in_time(change(resource))
             is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
         code, message = outcome
         if len(answers) % _SLICE == _SLICE - 1:
@@ -129,7 +146,7 @@ def check_count(configs: Sequence[object]) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"More than {MAX_CONFIGS} settings are changed for a resource.")
 
 
-async def _in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
     """A change that takes too long continues by itself: a write to ZooKeeper cannot be undone."""
     task = asyncio.ensure_future(change)
     done, _ = await asyncio.wait({task}, timeout=CHANGE_WAIT_S)
@@ -187,6 +204,8 @@ async def _alter_broker(broker: Broker, name: str, change: Change, validate_only
         after = change(dict(before))
         new = {key: value for key, value in after.items() if before.get(key) != value}
         problem = validate_broker_config(broker.config, new, per_broker=bool(name), current=before)
+        if problem is None and name:
+            problem = broker.configs.file_problem(new)
         if problem is not None:
             raise ApiError(ErrorCode.INVALID_REQUEST, problem)
         return after
@@ -196,6 +215,8 @@ async def _alter_broker(broker: Broker, name: str, change: Change, validate_only
         return
     after = await change_config(broker.zk, BROKERS, entity, checked)
     broker.configs.set_broker(entity, after)
+    if name:
+        broker.configs.reload_files()  # also if the same file was named again: its content may be new
 
 
 def alter_loggers(

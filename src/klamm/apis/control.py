@@ -1,4 +1,4 @@
-"""The part that the control APIs share: they fence the sender, and they answer in any case."""
+"""The common part of the control APIs: they fence the sender, and they always answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def from_controller(
 
 
 def check_broker_epoch(broker: Broker, broker_epoch: int) -> ErrorCode:
-    """STALE_BROKER_EPOCH if the broker has registered again while the request waited.
+    """Return STALE_BROKER_EPOCH if the broker has registered again while the request waited.
 
     A newer epoch than ours was confirmed: the controller may know of a registration before the broker does.
     """

@@ -1,18 +1,19 @@
 """ControlledShutdown (7): a broker that wants to stop asks the controller to move its leaderships away.
 
 v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77). So are -1 and
-the versions without the field: brokers of the supported protocol versions do not use them, and anybody could send them
-in the name of a broker, which would then lead nothing until its next start. The response lists the partitions that
-could not be moved; the broker may stop when it is empty. A broker that is not the controller answers
-STALE_CONTROLLER_EPOCH (11), as Kafka does; one whose ZooKeeper does not answer within `controller.socket.timeout.ms`
-REQUEST_TIMED_OUT (7).
+the versions without the field: brokers of the supported protocol versions do not use them, and any client could send
+them to take all leaderships from a broker until its next start. The response lists the partitions that could not be
+moved; the broker may stop when it is empty. A broker that is not the controller answers STALE_CONTROLLER_EPOCH (11), as
+Kafka does; one whose ZooKeeper does not answer within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import FromPeer
 from klamm.controller import events
 from klamm.controller.replies import ControlledShutdownResult
 from klamm.errors import ErrorCode
@@ -48,4 +49,15 @@ def _response(result: ControlledShutdownResult) -> ControlledShutdownResponse:
     )
 
 
-API = Api(ControlledShutdownRequest, ControlledShutdownResponse, versions=(0, 3), plane=Plane.CONTROL, handle=handle)
+_GUARD: Final = FromPeer(
+    lambda ctx, req, error: ControlledShutdownResponse(error_code=error, remaining_partitions=()),
+    sender=lambda req: req.broker_id,
+)
+API = Api(
+    ControlledShutdownRequest,
+    ControlledShutdownResponse,
+    versions=(0, 3),
+    plane=Plane.CONTROL,
+    handle=handle,
+    guard=_GUARD,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 INLINE_BYTES: Final = 256 * 1024
-"""How much a handler copies itself. More is copied in the thread that checks records: 7 MB took 4 ms."""
+"""Maximum size that a handler copies itself. More is copied in the thread that checks records: 7 MB took 4 ms."""
 _PIECE_BYTES: Final = 64 * 1024
 
 

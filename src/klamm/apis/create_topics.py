@@ -4,16 +4,20 @@ v0-7: validate-only v1; defaults for both counts (-1) v4; effective configuratio
 A topic named twice, and `__cluster_metadata`, is INVALID_REQUEST (42), a configuration that is not good INVALID_CONFIG
 (40), a broker that is not the controller answers NOT_CONTROLLER (41). If the time runs out, the topic exists and
 the answer is REQUEST_TIMED_OUT (7). Topics beyond 100,000 partitions in one request are POLICY_VIOLATION (44).
+A client whose controller mutation quota is used up gets THROTTLING_QUOTA_EXCEEDED (89) from v6 on; before, it is only
+throttled (KIP-599).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
+from klamm.apis.access import may, may_on_cluster
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
+from klamm.apis.mutation_charges import MutationCharges
 from klamm.apis.slices import Steps, begin, each
 from klamm.apis.topic_waits import await_all
 from klamm.config import validate_topic_config
@@ -29,8 +33,10 @@ from klamm.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
+_FIRST_STRICT: Final = 6
 _TOPICS_A_SLICE: Final = 10
 """Each is answered with all its settings."""
 
@@ -38,47 +44,84 @@ _TOPICS_A_SLICE: Final = 10
 def handle(
     broker: Broker, ctx: RequestContext, req: CreateTopicsRequest
 ) -> asyncio.Future[CreateTopicsResponse] | Sliced[CreateTopicsResponse]:
-    return begin(_create(broker, req))
+    return begin(_create(broker, ctx, req))
 
 
-def _create(broker: Broker, req: CreateTopicsRequest) -> Steps[asyncio.Future[CreateTopicsResponse]]:
+def _create(
+    broker: Broker, ctx: RequestContext, req: CreateTopicsRequest
+) -> Steps[asyncio.Future[CreateTopicsResponse]]:
     deadline = Deadline(broker.loop, req.timeout_ms)
-    refused = yield from _refusals(req)
-    asked = {topic.name: topic for topic in req.topics if topic.name not in refused}
-    topics = yield from each(asked.values(), _event_topic)
+    refused = yield from _refusals(broker, ctx, req)
+    charges = MutationCharges[str](broker, ctx, strict_since=_FIRST_STRICT, is_dry=req.validate_only)
+    if charges.is_limited:
+        yield from each(req.topics, lambda topic: _charge(broker, charges, refused, topic))
+    topics = yield from each((topic for topic in req.topics if topic.name not in refused), _event_topic)
     event = events.CreateTopics(tuple(topics), req.validate_only)
+    ctx.hold(topics)
 
     def on_reply(reply: TopicResults) -> Any:
+        return begin(settled(reply))
+
+    def settled(reply: TopicResults) -> Steps[Any]:
+        yield from charges.settle((result.name for result in reply.topics), reply)
         if reply.error != ErrorCode.NONE:
-            return begin(_refuse(broker, req, reply.error))
-        return _await_leaders(broker, req, deadline, refused | {result.name: result for result in reply.topics})
+            return (yield from _refuse(broker, ctx, req, reply.error))
+        return (yield from _await_leaders(broker, ctx, req, deadline, refused, reply))
 
     return after(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
-def _refuse(broker: Broker, req: CreateTopicsRequest, error: ErrorCode) -> Steps[CreateTopicsResponse]:
-    results = yield from each(req.topics, lambda topic: (topic.name, TopicResult(topic.name, error)))
-    return (yield from _response(broker, req, dict(results), set()))
+def _charge(
+    broker: Broker, charges: MutationCharges[str], refused: dict[str, TopicResult], topic: CreatableTopic
+) -> None:
+    if topic.name in refused or broker.metadata.contains(topic.name):
+        return
+    count = len(topic.assignments) or topic.num_partitions
+    refusal = charges.charge(topic.name, topic.name, broker.config.num_partitions if count == -1 else count)
+    if refusal is not None:
+        refused[topic.name] = refusal
 
 
-def _refusals(req: CreateTopicsRequest) -> Steps[dict[str, TopicResult]]:
+def _refuse(
+    broker: Broker, ctx: RequestContext, req: CreateTopicsRequest, error: ErrorCode
+) -> Steps[CreateTopicsResponse]:
+    results: dict[str, TopicResult] = {}
+    ctx.hold(results)
+    yield from each(req.topics, lambda topic: results.setdefault(topic.name, TopicResult(topic.name, error)))
+    return (yield from _response(broker, ctx, req, results, set()))
+
+
+def _refusals(broker: Broker, ctx: RequestContext, req: CreateTopicsRequest) -> Steps[dict[str, TopicResult]]:
     """Return refusals that need no controller."""
     refused: dict[str, TopicResult] = {}
-    counts = Counter(topic.name for topic in req.topics)
+    counts: dict[str, int] = {}
+    ctx.hold(refused, counts)
+
+    def count(topic: CreatableTopic) -> None:
+        counts[topic.name] = counts.get(topic.name, 0) + 1
+
+    yield from each(req.topics, count)
+
+    may_create_all = may_on_cluster(broker, ctx, AclOperation.CREATE, is_probe=True)
+
+    def may_create(name: str) -> bool:
+        return may_create_all or may(broker, ctx, AclOperation.CREATE, ResourceType.TOPIC, name)
 
     def check(topic: CreatableTopic) -> None:
-        if (refusal := _refusal(topic, counts[topic.name])) is not None:
+        if (refusal := _refusal(topic, counts[topic.name], may_create)) is not None:
             refused[topic.name] = TopicResult(topic.name, *refusal)
 
     yield from each(req.topics, check)
     return refused
 
 
-def _refusal(topic: CreatableTopic, count: int) -> tuple[ErrorCode, str] | None:
+def _refusal(topic: CreatableTopic, count: int, may_create: Callable[[str], bool]) -> tuple[ErrorCode, str] | None:
     if count > 1:
         return ErrorCode.INVALID_REQUEST, f"The topic {topic.name} is in the request {count} times."
     if topic.name == CLUSTER_METADATA_TOPIC:
         return ErrorCode.INVALID_REQUEST, f"Creation of internal topic {topic.name} is prohibited."
+    if not may_create(topic.name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed."
     if topic.assignments and (topic.num_partitions != -1 or topic.replication_factor != -1):
         return ErrorCode.INVALID_REQUEST, "Give either the replica assignments or both counts, not both."
     if len({a.partition_index for a in topic.assignments}) != len(topic.assignments):
@@ -100,33 +143,54 @@ def _event_topic(topic: CreatableTopic) -> events.CreatableTopic:
 
 
 def _await_leaders(
-    broker: Broker, req: CreateTopicsRequest, deadline: Deadline, results: dict[str, TopicResult]
-) -> Any:
-    created = {} if req.validate_only else {n: r for n, r in results.items() if r.error == ErrorCode.NONE}
-    return begin(
-        await_all(
+    broker: Broker,
+    ctx: RequestContext,
+    req: CreateTopicsRequest,
+    deadline: Deadline,
+    results: dict[str, TopicResult],
+    reply: TopicResults,
+) -> Steps[Any]:
+    """Add the controller's results to those that needed no controller, and wait for the leaders of new topics."""
+    created: dict[str, TopicResult] = {}
+
+    def note(result: TopicResult) -> None:
+        results[result.name] = result
+        if result.error == ErrorCode.NONE and not req.validate_only:
+            created[result.name] = result
+
+    yield from each(reply.topics, note)
+    return (
+        yield from await_all(
             broker.topic_purgatory,
             created,
             deadline.remaining_ms,
             lambda name: broker.metadata.has_leaders(name, range(created[name].num_partitions)),
-            lambda late: begin(_response(broker, req, results, late)),
+            lambda late: begin(_response(broker, ctx, req, results, late)),
         )
     )
 
 
 def _response(
-    broker: Broker, req: CreateTopicsRequest, results: dict[str, TopicResult], timed_out: set[str]
+    broker: Broker,
+    ctx: RequestContext,
+    req: CreateTopicsRequest,
+    results: dict[str, TopicResult],
+    timed_out: set[str],
 ) -> Steps[CreateTopicsResponse]:
-    topics = {topic.name: topic for topic in req.topics}
+    topics: dict[str, CreatableTopic] = {}
+    ctx.hold(topics)
+    yield from each(req.topics, lambda topic: topics.setdefault(topic.name, topic))
     answers = yield from each(
         topics.values(),
-        lambda topic: _result(broker, topic, results[topic.name], topic.name in timed_out),
+        lambda topic: _result(broker, ctx, topic, results[topic.name], topic.name in timed_out),
         _TOPICS_A_SLICE,
     )
     return CreateTopicsResponse(topics=answers)
 
 
-def _result(broker: Broker, topic: CreatableTopic, result: TopicResult, is_late: bool) -> CreatableTopicResult:
+def _result(
+    broker: Broker, ctx: RequestContext, topic: CreatableTopic, result: TopicResult, is_late: bool
+) -> CreatableTopicResult:
     if is_late:
         return CreatableTopicResult(
             name=topic.name,
@@ -135,6 +199,14 @@ def _result(broker: Broker, topic: CreatableTopic, result: TopicResult, is_late:
         )
     if result.error != ErrorCode.NONE:
         return CreatableTopicResult(name=topic.name, error_code=result.error, error_message=result.message)
+    if not may(broker, ctx, AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_probe=True):
+        return CreatableTopicResult(
+            name=topic.name,
+            topic_id=result.topic_id,
+            error_code=ErrorCode.NONE,
+            topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            configs=(),
+        )
     return CreatableTopicResult(
         name=topic.name,
         topic_id=result.topic_id,

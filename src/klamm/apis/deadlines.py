@@ -1,4 +1,4 @@
-"""The time that a request has left, whatever it has to wait for: the controller, metadata, or an election."""
+"""The remaining time of a request that waits for the controller, for metadata or for an election."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Deadline:
 
     @property
     def remaining_ms(self) -> int:
-        """0 when the time is over."""
+        """The remaining time; 0 if it is over."""
         return max(0, round((self._end - self._loop.time()) * 1000))

@@ -10,11 +10,13 @@ import asyncio
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import Each
 from klamm.apis.slices import Steps, begin, each
 from klamm.coordinator.deferred import all_of
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 _GROUPS_A_SLICE: Final = 20
 
@@ -22,21 +24,26 @@ _GROUPS_A_SLICE: Final = 20
 def handle(
     broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest
 ) -> DeleteGroupsResponse | asyncio.Future[DeleteGroupsResponse] | Sliced[DeleteGroupsResponse]:
-    return begin(_delete(broker, req))
+    return begin(_delete(broker, ctx, req))
 
 
-def _delete(broker: Broker, req: DeleteGroupsRequest) -> Steps[Any]:
+def _delete(broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest) -> Steps[Any]:
     groups: GroupCoordinator = broker.groups
-    names = list(dict.fromkeys(req.groups_names))
+    once: dict[str, None] = {}
+    yield from each(req.groups_names, once.setdefault)
+    names = list(once)
+    ctx.hold(once)
     starts = range(0, len(names), _GROUPS_A_SLICE)
     deleted = yield from each(starts, lambda start: groups.delete_groups(names[start : start + _GROUPS_A_SLICE]), 1)
+    ctx.hold(deleted)
     errors = all_of(deleted)
     if errors.done:
-        return (yield from _response(errors.value))
-    return errors.map(lambda parts: begin(_response(parts))).on(broker.loop)
+        return (yield from _response(ctx, errors.value))
+    return errors.map(lambda parts: begin(_response(ctx, parts))).on(broker.loop)
 
 
-def _response(parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:
+def _response(ctx: RequestContext, parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:
+    ctx.hold(parts)
     results = yield from each(
         (found for part in parts for found in part.items()),
         lambda found: DeletableGroupResult(group_id=found[0], error_code=found[1]),
@@ -44,4 +51,12 @@ def _response(parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:
     return DeleteGroupsResponse(throttle_time_ms=0, results=results)
 
 
-API = Api(DeleteGroupsRequest, DeleteGroupsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)
+_GUARD: Final = Each(
+    kind=ResourceType.GROUP,
+    operation=AclOperation.DELETE,
+    asked="groups_names",
+    answers="results",
+    name=lambda group_id: group_id,
+    refuse=lambda group_id, error: DeletableGroupResult(group_id=group_id, error_code=error),
+)
+API = Api(DeleteGroupsRequest, DeleteGroupsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle, guard=_GUARD)

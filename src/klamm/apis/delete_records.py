@@ -1,6 +1,6 @@
 """DeleteRecords (21): moves the start of partitions' logs, and answers when every replica has moved it.
 
-v0-2. Offset -1 means the high watermark; beyond it is OFFSET_OUT_OF_RANGE (1); a topic that is only compacted says
+v0-2. Offset -1 means the high watermark; beyond it is OFFSET_OUT_OF_RANGE (1); a topic that is only compacted is
 POLICY_VIOLATION (44), an internal topic INVALID_TOPIC_EXCEPTION (17).
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
+from klamm.apis.guards import Each
 from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition
@@ -24,17 +25,18 @@ from klamm.protocol.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from klamm.replica.delete_records import DeletedRecords, DeletedRecordsResult, delete_records
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest
 ) -> DeleteRecordsResponse | asyncio.Future[DeleteRecordsResponse] | Sliced[DeleteRecordsResponse]:
-    return begin(_delete(broker, req))
+    return begin(_delete(broker, ctx, req))
 
 
-def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
-    """A few logs at a time: moving the start of one may open it and write files."""
+def _delete(broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest) -> Steps[Any]:
+    """Logs per slice: moving the start of a log may open it and write files."""
     offsets: dict[TopicPartition, int] = {}
     results: DeletedRecords = {}
     deadline = Deadline(broker.loop, req.timeout_ms)
@@ -50,6 +52,7 @@ def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, sort, lambda *_: None)
     moved: DeletedRecords = {}
+    ctx.hold(offsets, results, moved)
     waiting: list[asyncio.Future[DeletedRecords]] = []
     rest = iter(offsets.items())
     while some := dict(islice(rest, LOGS)):
@@ -61,16 +64,17 @@ def _delete(broker: Broker, req: DeleteRecordsRequest) -> Steps[Any]:
         else:
             moved |= answer
     if not waiting:
-        return (yield from _response(moved, results))
+        return (yield from _response(ctx, moved, results))
 
     def respond(late: list[DeletedRecords]) -> DeleteRecordsResponse:
-        return cast("DeleteRecordsResponse", begin(_response(moved, *late, results)))
+        return cast("DeleteRecordsResponse", begin(_response(ctx, moved, *late, results)))
 
     return after(asyncio.gather(*waiting), respond)
 
 
-def _response(*results: DeletedRecords) -> Steps[DeleteRecordsResponse]:
+def _response(ctx: RequestContext, *results: DeletedRecords) -> Steps[DeleteRecordsResponse]:
     topics: dict[str, list[DeleteRecordsPartitionResult]] = {}
+    ctx.hold(topics)
 
     def add(answer: tuple[TopicPartition, DeletedRecordsResult]) -> None:
         tp, result = answer
@@ -81,10 +85,22 @@ def _response(*results: DeletedRecords) -> Steps[DeleteRecordsResponse]:
         )
 
     yield from each(chain.from_iterable(result.items() for result in results), add)
-    return DeleteRecordsResponse(
-        throttle_time_ms=0,
-        topics=[DeleteRecordsTopicResult(name=name, partitions=partitions) for name, partitions in topics.items()],
+    answers = yield from each(
+        topics.items(), lambda topic: DeleteRecordsTopicResult(name=topic[0], partitions=topic[1])
     )
+    return DeleteRecordsResponse(throttle_time_ms=0, topics=answers)
 
 
-API = Api(DeleteRecordsRequest, DeleteRecordsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)
+_GUARD: Final = Each(
+    kind=ResourceType.TOPIC,
+    operation=AclOperation.DELETE,
+    asked="topics",
+    answers="topics",
+    name=lambda topic: topic.name,
+    rows=lambda topic: topic.partitions,
+    refuse=lambda row, error: DeleteRecordsPartitionResult(
+        partition_index=row.partition_index, low_watermark=-1, error_code=error
+    ),
+    gather=lambda topic, rows: DeleteRecordsTopicResult(name=topic.name, partitions=rows),
+)
+API = Api(DeleteRecordsRequest, DeleteRecordsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle, guard=_GUARD)

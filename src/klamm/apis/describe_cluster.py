@@ -1,13 +1,15 @@
 """DescribeCluster (60): the cluster's id, its controller and its brokers, as seen through the client's listener.
 
 v0-1: the type of endpoint v1; this is a broker's endpoint, so asking for controllers is MISMATCHED_ENDPOINT_TYPE
-(114) and for anything else UNSUPPORTED_ENDPOINT_TYPE (115). There is no authorizer: every operation is allowed.
+(114) and for anything else UNSUPPORTED_ENDPOINT_TYPE (115). The authorized operations are 0 without DESCRIBE
+on the cluster.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from klamm.apis.access import cluster_operations
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.metadata import CLUSTER_OPERATIONS, NOT_ASKED
 from klamm.errors import ErrorCode
@@ -36,7 +38,11 @@ def handle(broker: Broker, ctx: RequestContext, req: DescribeClusterRequest) -> 
             for node, endpoint in found
             if endpoint is not None
         ],
-        cluster_authorized_operations=CLUSTER_OPERATIONS if req.include_cluster_authorized_operations else NOT_ASKED,
+        cluster_authorized_operations=(
+            cluster_operations(broker, ctx, all_of_them=CLUSTER_OPERATIONS)
+            if req.include_cluster_authorized_operations
+            else NOT_ASKED
+        ),
     )
 
 

@@ -5,9 +5,8 @@ only when asked for. A topic shows its overrides above the broker's values and d
 log.retention.ms, .minutes, .hours). A broker answers for itself (all keys), for the empty name (the dynamic defaults of
 all brokers) and, as BROKER_LOGGER, for the levels of its loggers. Another broker's name is INVALID_REQUEST (42), an
 unknown topic UNKNOWN_TOPIC_OR_PARTITION (3), an invalid topic name INVALID_TOPIC_EXCEPTION (17). A resource that is
-named several times is described once. While ZooKeeper does
-not answer the overrides are those this broker knows. Left out: CLIENT_METRICS (16) and GROUP (32), which are
-INVALID_REQUEST.
+named several times is described once. While ZooKeeper does not answer, the overrides are those that this broker applied
+last. Left out: CLIENT_METRICS (16) and GROUP (32), which are INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -17,7 +16,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.config_resources import ApiError, Resource, ResourceType, check_resource, key_of, topic_overrides
+from klamm.apis.config_resources import (
+    ApiError,
+    Resource,
+    ResourceType,
+    check_access,
+    check_resource,
+    key_of,
+    topic_overrides,
+)
 from klamm.apis.slices import Steps, begin, each
 from klamm.config import ConfigType
 from klamm.config.entries import (
@@ -39,21 +46,23 @@ from klamm.protocol.messages.describe_configs import (
     DescribeConfigsResult,
     DescribeConfigsSynonym,
 )
+from klamm.security.acl.bindings import AclOperation
 
 _RESOURCES_A_SLICE: Final = 1
-"""The keys of a broker take a few milliseconds."""
+"""Resources per slice: all keys of a broker take a few milliseconds."""
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest
 ) -> DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse] | Sliced[DescribeConfigsResponse]:
-    return begin(_answer(broker, req))
+    return begin(_answer(broker, ctx, req))
 
 
 def _answer(
-    broker: Broker, req: DescribeConfigsRequest
+    broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest
 ) -> Steps[DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse]]:
     resources: dict[Resource, DescribeConfigsResource] = {}
+    ctx.hold(resources)
     yield from each(req.resources, lambda resource: _merge(resources, resource))
     known: list[str] = []
 
@@ -63,42 +72,52 @@ def _answer(
 
     yield from each(tuple(resources), add_known)
     if known:
-        return broker.loop.create_task(_describe(broker, req, resources, known))
-    return (yield from _response(broker, req, resources, {}))
+        return broker.loop.create_task(_describe(broker, ctx, req, resources, known))
+    return (yield from _response(broker, ctx, req, resources, {}))
 
 
 def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeConfigsResource) -> None:
-    """Once each, with the keys of all mentions: a short request could else ask for more than memory holds."""
+    """Collect each resource once, with the keys of all mentions: otherwise a short request could exhaust the memory."""
     known = resources.setdefault(key_of(asked), asked)
     if known is not asked and known.configuration_keys:
         known.configuration_keys = asked.configuration_keys and [*known.configuration_keys, *asked.configuration_keys]
 
 
 async def _describe(
-    broker: Broker, req: DescribeConfigsRequest, resources: dict[Resource, DescribeConfigsResource], topics: list[str]
+    broker: Broker,
+    ctx: RequestContext,
+    req: DescribeConfigsRequest,
+    resources: dict[Resource, DescribeConfigsResource],
+    topics: list[str],
 ) -> Any:
-    """The response, or the steps that make it."""
-    return begin(_response(broker, req, resources, await topic_overrides(broker, topics)))
+    """Return the response, or the steps that make it."""
+    return begin(_response(broker, ctx, req, resources, await topic_overrides(broker, topics)))
 
 
 def _response(
     broker: Broker,
+    ctx: RequestContext,
     req: DescribeConfigsRequest,
     resources: dict[Resource, DescribeConfigsResource],
     overrides: dict[str, Properties],
 ) -> Steps[DescribeConfigsResponse]:
     results = yield from each(
-        resources.values(), lambda resource: _result(broker, req, resource, overrides), _RESOURCES_A_SLICE
+        resources.values(), lambda resource: _result(broker, ctx, req, resource, overrides), _RESOURCES_A_SLICE
     )
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
 def _result(
-    broker: Broker, req: DescribeConfigsRequest, resource: DescribeConfigsResource, overrides: dict[str, Properties]
+    broker: Broker,
+    ctx: RequestContext,
+    req: DescribeConfigsRequest,
+    resource: DescribeConfigsResource,
+    overrides: dict[str, Properties],
 ) -> DescribeConfigsResult:
     code, message = ErrorCode.NONE, None
     configs: list[DescribeConfigsResourceResult] = []
     try:
+        check_access(broker, ctx, key_of(resource), AclOperation.DESCRIBE_CONFIGS)
         refused = validate_topic_name(resource.resource_name) if resource.resource_type == ResourceType.TOPIC else None
         if refused is not None:
             raise ApiError(refused.error, refused.message)

@@ -8,8 +8,10 @@ has `is_future_key` and the number of records that it is behind.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import needs_cluster
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
@@ -22,6 +24,7 @@ from klamm.protocol.messages.describe_log_dirs import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
+from klamm.security.acl.bindings import AclOperation
 
 
 def handle(
@@ -96,6 +99,16 @@ def _partition(broker: Broker, log: Log) -> DescribeLogDirsPartition | None:
     )
 
 
+_GUARD: Final = needs_cluster(
+    AclOperation.DESCRIBE,
+    lambda ctx, req, error: DescribeLogDirsResponse(throttle_time_ms=0, error_code=error, results=()),
+)
 API = Api(
-    DescribeLogDirsRequest, DescribeLogDirsResponse, versions=(0, 4), plane=Plane.DATA, handle=handle, is_read=True
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    versions=(0, 4),
+    plane=Plane.DATA,
+    handle=handle,
+    is_read=True,
+    guard=_GUARD,
 )

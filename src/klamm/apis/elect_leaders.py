@@ -1,7 +1,7 @@
-"""ElectLeaders (43): asks for the preferred leaders, or for a leader out of sync where there is no other.
+"""ElectLeaders (43): elects the preferred leaders, or replicas that are not in sync if there is no other leader.
 
-v0-2: election type v1 (v0: preferred). Null partitions means all; those that need no election are then left out of
-the response. Answers when this broker's metadata shows the new leaders. A broker that is not the controller answers
+v0-2: election type v1 (v0: preferred). Null partitions means all; those that need no election are then left out of the
+response. Answers when this broker's metadata shows the new leaders. A broker that is not the controller answers
 NOT_CONTROLLER (41) for every partition and no error for the whole, as Kafka does.
 """
 
@@ -9,71 +9,82 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
+from klamm.apis.guards import needs_cluster
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
-from klamm.controller.replies import PartitionResult, PartitionResults
+from klamm.controller.replies import PartitionResult, PartitionResults, made
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages import elect_leaders as wire
 from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, ReplicaElectionResult
+from klamm.security.acl.bindings import AclOperation
 from klamm.waiting import after
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: ElectLeadersRequest
 ) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse] | Sliced[ElectLeadersResponse]:
-    return begin(_elect(broker, req))
+    return begin(_elect(broker, ctx, req))
 
 
-def _elect(broker: Broker, req: ElectLeadersRequest) -> Steps[Any]:
+def _elect(broker: Broker, ctx: RequestContext, req: ElectLeadersRequest) -> Steps[Any]:
     if req.election_type not in (0, 1):
         return ElectLeadersResponse(
             throttle_time_ms=0, error_code=ErrorCode.INVALID_REQUEST, replica_election_results=()
         )
     deadline = Deadline(broker.loop, req.timeout_ms)
-    partitions = yield from _asked(req)
+    partitions = yield from _asked(ctx, req)
     if not broker.controller.is_active:
-        return (yield from _not_controller(broker, req, partitions))
+        return (yield from _not_controller(broker, ctx, req, partitions))
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
 
     def on_reply(reply: PartitionResults) -> Any:
         if reply.error is ErrorCode.NOT_CONTROLLER:
-            return begin(_not_controller(broker, req, partitions))
-        return _await_leaders(broker, req, deadline, reply)
+            return begin(_not_controller(broker, ctx, req, partitions))
+        return begin(_await_leaders(broker, ctx, req, deadline, reply))
 
     return after(broker.controller.submit(event, req.timeout_ms), on_reply)
 
 
-def _asked(req: ElectLeadersRequest) -> Steps[tuple[TopicPartition, ...] | None]:
+def _asked(ctx: RequestContext, req: ElectLeadersRequest) -> Steps[tuple[TopicPartition, ...] | None]:
     if req.topic_partitions is None:
         return None
-    parts = yield from each_partition(
+    asked: list[TopicPartition] = []
+    yield from each_partition(
         req.topic_partitions,
         lambda topic: topic.partitions,
-        lambda topic, index: TopicPartition(topic.topic, index),
-        lambda _, partitions: partitions,
+        lambda topic, index: asked.append(TopicPartition(topic.topic, index)),
+        lambda *_: None,
     )
-    return tuple(chain.from_iterable(parts))
+    ctx.hold(asked)
+    return tuple(asked)
 
 
 def _not_controller(
-    broker: Broker, req: ElectLeadersRequest, partitions: Iterable[TopicPartition] | None
+    broker: Broker, ctx: RequestContext, req: ElectLeadersRequest, partitions: Iterable[TopicPartition] | None
 ) -> Steps[ElectLeadersResponse]:
     if partitions is None:
         topics = broker.metadata.snapshot.topics
         partitions = (state.topic_partition for topic in topics.values() for state in topic.partitions.values())
     results = yield from each(partitions, lambda tp: PartitionResult(tp, ErrorCode.NOT_CONTROLLER))
-    return (yield from _response(req, PartitionResults(tuple(results)), set()))
+    return (yield from _response(ctx, req, PartitionResults(tuple(results)), set()))
 
 
-def _await_leaders(broker: Broker, req: ElectLeadersRequest, deadline: Deadline, reply: PartitionResults) -> Any:
-    elected = [result.partition for result in reply.partitions if result.error == ErrorCode.NONE]
+def _await_leaders(
+    broker: Broker, ctx: RequestContext, req: ElectLeadersRequest, deadline: Deadline, reply: PartitionResults
+) -> Steps[Any]:
+    elected: list[TopicPartition] = []
+
+    def note(result: PartitionResult) -> None:
+        if result.error == ErrorCode.NONE:
+            elected.append(result.partition)
+
+    yield from each(reply.partitions, note)
     is_preferred = req.election_type == events.ElectionType.PREFERRED.value
 
     def is_seen(tp: TopicPartition) -> bool:
@@ -82,21 +93,22 @@ def _await_leaders(broker: Broker, req: ElectLeadersRequest, deadline: Deadline,
             return True
         return state.leader == state.replicas[0] if is_preferred else state.leader >= 0
 
-    return begin(
-        await_all(
+    return (
+        yield from await_all(
             broker.election_purgatory,
             elected,
             deadline.remaining_ms,
             is_seen,
-            lambda late: begin(_response(req, reply, late)),
+            lambda late: begin(_response(ctx, req, reply, late)),
         )
     )
 
 
 def _response(
-    req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]
+    ctx: RequestContext, req: ElectLeadersRequest, reply: PartitionResults, late: set[TopicPartition]
 ) -> Steps[ElectLeadersResponse]:
     topics: dict[str, list[wire.PartitionResult]] = {}
+    ctx.hold(made(reply.partitions), topics)
 
     def add(result: PartitionResult) -> None:
         is_late = result.partition in late
@@ -105,18 +117,28 @@ def _response(
             wire.PartitionResult(partition_id=result.partition.partition, error_code=error, error_message=message)
         )
 
-    yield from each(_told(req, reply.partitions), add)
-    return ElectLeadersResponse(
-        throttle_time_ms=0,
-        error_code=reply.error,
-        replica_election_results=[ReplicaElectionResult(topic=t, partition_result=ps) for t, ps in topics.items()],
+    yield from each(_results_to_report(req, reply.partitions), add)
+    results = yield from each(
+        topics.items(), lambda topic: ReplicaElectionResult(topic=topic[0], partition_result=topic[1])
     )
+    return ElectLeadersResponse(throttle_time_ms=0, error_code=reply.error, replica_election_results=results)
 
 
-def _told(req: ElectLeadersRequest, results: Iterable[PartitionResult]) -> Iterable[PartitionResult]:
+def _results_to_report(req: ElectLeadersRequest, results: Iterable[PartitionResult]) -> Iterable[PartitionResult]:
     if req.topic_partitions is not None:
         return results
     return (result for result in results if result.error != ErrorCode.ELECTION_NOT_NEEDED)
 
 
-API = Api(ElectLeadersRequest, ElectLeadersResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)
+def _refused(ctx: RequestContext, req: ElectLeadersRequest, error: ErrorCode) -> Any:
+    return begin(_refusal(ctx, req, error))
+
+
+def _refusal(ctx: RequestContext, req: ElectLeadersRequest, error: ErrorCode) -> Steps[ElectLeadersResponse]:
+    partitions = (yield from _asked(ctx, req)) or ()
+    results = yield from each(partitions, lambda tp: PartitionResult(tp, error))
+    return (yield from _response(ctx, req, PartitionResults(tuple(results), error), set()))
+
+
+_GUARD: Final = needs_cluster(AclOperation.ALTER, _refused)
+API = Api(ElectLeadersRequest, ElectLeadersResponse, versions=(0, 2), plane=Plane.DATA, handle=handle, guard=_GUARD)

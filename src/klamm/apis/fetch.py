@@ -14,16 +14,20 @@ with `compression.type=zstd` is UNSUPPORTED_COMPRESSION_TYPE (76); batches that 
 served as they are. A fetch with a broker's id as replica id reports that follower's progress.
 A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
 While clients leave much of what they asked for unread (128 MiB over all), fetches get less, one batch at least.
+A consumer that is over its quota gets an empty answer with a throttle time (KIP-219); its session stays as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
+from klamm.apis.access import is_peer, may_on_cluster, remembering
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.fetch_context import SLICE, FetchContext, consume, open_context, run
 from klamm.apis.fetch_conversion import convert
+from klamm.apis.fetch_quota import is_withheld, size_of
+from klamm.apis.guards import Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.fetch import (
@@ -41,6 +45,7 @@ from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads, answer, byte
 from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 from klamm.replica.replica_selector import ClientMetadata
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
 _FIRST_WITH_BATCHES: Final = 4
@@ -65,21 +70,19 @@ def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchRespo
 
 
 def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
-    count = 0
-    for topic in req.topics:
-        count += len(topic.partitions)
+    count = _count(req)
     if count > SLICE:
-        return broker.loop.create_task(_handle_in_slices(broker, ctx, req, count))
-    context = run(open_context(broker, ctx.api_version, req, count))
+        return broker.loop.create_task(_handle_in_slices(broker, ctx, req))
+    context = run(open_context(broker, ctx.api_version, req))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
-    looked_at = context.begin(broker, params, ctx.api_version)
+    looked_at = context.begin(broker, params, ctx)
     if isinstance(looked_at, ErrorCode):
         return FetchResponse(error_code=looked_at, responses=())
     if len(looked_at) > SLICE:
         return broker.loop.create_task(_fetch_in_slices(broker, ctx, params, context, looked_at))
-    refused, asked = _sort_out(broker, looked_at, ctx.api_version)
+    refused, asked = _sort_out(broker, ctx, params, looked_at)
     if refused:
         params.max_wait_ms = 0
     reads = fetch_messages(broker.replicas, params, context.session, asked)
@@ -88,9 +91,22 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResp
     return _respond(broker, ctx, params, context, refused + reads)
 
 
-async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchRequest, count: int) -> FetchResponse:
+def _count(req: FetchRequest) -> int:
+    """Return how many partitions are asked for or forgotten; if there are very many topics, how many these are."""
+    count = len(req.topics) + len(req.forgotten_topics_data)
+    if count > SLICE:
+        return count
+    count = 0
+    for topic in req.topics:
+        count += len(topic.partitions)
+    for forgotten in req.forgotten_topics_data:
+        count += len(forgotten.partitions)
+    return count
+
+
+async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse:
     """A request that names many partitions: the loop serves others between the slices."""
-    steps = open_context(broker, ctx.api_version, req, count)
+    steps = open_context(broker, ctx.api_version, req)
     while True:
         try:
             next(steps)
@@ -101,10 +117,11 @@ async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchReque
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
-    for topic in req.topics if ctx.api_version >= _FIRST_WITH_BATCHES else ():  # the conversion looks at it again
-        for _ in consume(topic.partitions):
+    if ctx.api_version >= _FIRST_WITH_BATCHES:  # the conversion looks at it again
+        req.topics = req.forgotten_topics_data = ()
+        for _ in ctx.freed():
             await asyncio.sleep(0)
-    looked_at = context.begin(broker, params, ctx.api_version)
+    looked_at = context.begin(broker, params, ctx)
     if isinstance(looked_at, ErrorCode):
         return FetchResponse(error_code=looked_at, responses=())
     return await _fetch_in_slices(broker, ctx, params, context, looked_at)
@@ -126,6 +143,16 @@ async def _fetch_in_slices(
         results = await _read_in_slices(broker, ctx, params, looked_at, delayed)
     finally:
         delayed.close()
+    if broker.quotas.fetch.is_enabled:
+        size_bytes = 0
+        for start in range(0, len(results), SLICE):
+            size_bytes += size_of(results[start : start + SLICE])
+            await asyncio.sleep(0)
+        if is_withheld(broker, ctx, params, context, size_bytes):
+            for part in consume(results):
+                delayed.release(part)
+                await asyncio.sleep(0)
+            return FetchResponse(session_id=context.session.id, responses=())
     response = FetchResponse(session_id=session.id, responses=[])
     for part in consume(results):
         _add(broker, ctx, params, context, answer(replicas, params, part), response)
@@ -147,7 +174,7 @@ async def _read_in_slices(
     missing = params.min_bytes if params.max_wait_ms > 0 else 0
     limit = ReadLimit(params)
     for part in consume(looked_at, _READS):
-        more_refused, asked = _sort_out(broker, part, ctx.api_version)
+        more_refused, asked = _sort_out(broker, ctx, params, part)
         more = read_all(replicas, params, asked, limit)
         delayed.add(more)
         refused += more_refused
@@ -172,6 +199,8 @@ def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchPara
     isolation = _LOG_END if replica_id >= 0 else _TXN_COMMITTED if req.isolation_level == 1 else _HIGH_WATERMARK
     is_consumer = replica_id == -1 and ctx.api_version >= _FIRST_WITH_RACK
     max_bytes = min(req.max_bytes, broker.config.fetch_max_bytes)
+    if broker.quotas.fetch.is_enabled and replica_id < 0:
+        max_bytes = min(max_bytes, broker.quotas.fetch_limit(ctx))
     min_bytes = min(req.min_bytes, max_bytes)
     return FetchParams(
         max_wait_ms=min(req.max_wait_ms, _MAX_WAIT_MS),
@@ -185,11 +214,18 @@ def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchPara
     )
 
 
-def _sort_out(broker: Broker, partitions: list[SessionPartition], version: int) -> tuple[Reads, list[SessionPartition]]:
-    """Partitions whose topic id is unknown or not the one hosted here, and the ones to read."""
-    if version < 13:
-        return [], partitions
+def _sort_out(
+    broker: Broker, ctx: RequestContext, params: FetchParams, partitions: list[SessionPartition]
+) -> tuple[Reads, list[SessionPartition]]:
+    """Partitions that are refused, and the ones to read.
+
+    Refused: the reader may not read the topic, or its id is unknown or not the one hosted here.
+    """
     refused: Reads = []
+    if broker.acls is not None:
+        refused, partitions = _authorized(broker, ctx, params, partitions)
+    if ctx.api_version < 13:
+        return refused, partitions
     asked: list[SessionPartition] = []
     hosted = broker.replicas.partitions
     for partition in partitions:
@@ -203,9 +239,29 @@ def _sort_out(broker: Broker, partitions: list[SessionPartition], version: int) 
     return refused, asked
 
 
+def _authorized(
+    broker: Broker, ctx: RequestContext, params: FetchParams, partitions: list[SessionPartition]
+) -> tuple[Reads, list[SessionPartition]]:
+    """Followers need CLUSTER_ACTION, consumers READ on each topic. An unknown topic id names no topic."""
+    refused: Reads = []
+    asked: list[SessionPartition] = []
+    may_read = remembering(broker, ctx, AclOperation.READ, ResourceType.TOPIC)
+    is_follower = params.replica_id >= 0
+    has_cluster_action = is_follower and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION)
+    for partition in partitions:
+        name = None if partition.tp is None else partition.tp.topic
+        if has_cluster_action if is_follower else name is None or may_read(name):
+            asked.append(partition)
+        else:
+            refused.append((partition, PartitionRead(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
+    return refused, asked
+
+
 def _respond(
     broker: Broker, ctx: RequestContext, params: FetchParams, context: FetchContext, results: Reads
 ) -> FetchResponse:
+    if broker.quotas.fetch.is_enabled and is_withheld(broker, ctx, params, context, size_of(results)):
+        return FetchResponse(session_id=context.session.id, responses=())
     response = FetchResponse(session_id=context.session.id, responses=[])
     _add(broker, ctx, params, context, results, response)
     return response
@@ -315,6 +371,22 @@ def metric_name(req: FetchRequest) -> str:
     return "FetchFollower" if is_follower else "FetchConsumer"
 
 
+class _FollowerGuard:
+    """Without an authorizer, a follower must be a proven peer: its position acknowledges records and enters the ISR.
+
+    With one, the handler decides per partition.
+    """
+
+    def is_needed(self, broker: Broker) -> bool:
+        return broker.acls is None and not broker.config.klamm_admit_unproven_peers
+
+    def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: FetchRequest) -> Any:
+        replica_id, _ = _replica(ctx.api_version, req)
+        if replica_id < 0 or is_peer(broker, ctx, replica_id):
+            return handle(ctx, req)
+        return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, responses=())
+
+
 API = Api(
     FetchRequest,
     FetchResponse,
@@ -323,4 +395,5 @@ API = Api(
     handle=handle,
     metric_name=metric_name,
     is_read=True,
+    guard=_FollowerGuard(),
 )

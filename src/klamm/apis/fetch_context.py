@@ -6,9 +6,10 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Final, TypeVar
 from uuid import UUID
 
-from klamm.apis.api_declaration import Broker
+from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
+from klamm.protocol.chunked import pieces
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.replica.fetch_path import FetchParams, Reads
 from klamm.replica.fetch_session import (
@@ -25,7 +26,7 @@ from klamm.replica.partition_reader import PartitionFetch, PartitionRead
 from klamm.replica.replica_selector import NO_PREFERENCE
 
 MAX_SESSION_PARTITIONS: Final = 200_000
-"""A session that grows beyond this is ended: what a client makes the broker remember is bounded."""
+"""A session that grows beyond this is ended: this bounds the memory that a client can claim."""
 SLICE: Final = 500
 """Partitions per step of a large request; the loop serves others between the steps."""
 
@@ -33,7 +34,9 @@ T = TypeVar("T")
 
 
 class FetchContext:
-    """A request and its session; without one (`session.id` 0) everything is answered and nothing is remembered.
+    """A request and its session.
+
+    Without a session (`session.id` 0), all partitions are answered and none is remembered.
 
     The first answer of a session names every partition, later ones only those with news.
     """
@@ -46,22 +49,28 @@ class FetchContext:
         """The partitions of a request without a session."""
         self.is_full = is_full
 
-    def begin(self, broker: Broker, params: FetchParams, version: int) -> list[SessionPartition] | ErrorCode:
-        """The partitions to look at. A large session ends with its reader: to look at all of it would hold the loop."""
+    def begin(self, broker: Broker, params: FetchParams, ctx: RequestContext) -> list[SessionPartition] | ErrorCode:
+        """Return the partitions to inspect.
+
+        If the reader has gone, a large session is ended instead: inspecting all of it would hold the loop.
+        """
         session = self.session
         if isinstance(session, OneFetch):
             return self.asked
         client = params.client
         is_sent_elsewhere = client is not None and client.rack_id and broker.replicas.replica_selector is not None
         brokers = broker.metadata.snapshot.brokers if is_sent_elsewhere else None
-        reader = params.isolation, params.replica_id, params.replica_epoch, client, brokers, version < 10
+        # A change of the rules, or of the principal, decides again which partitions may be read.
+        access = None if broker.acls is None else (ctx.principal, ctx.client_host, broker.acls.authorizer.rules)
+        is_old = ctx.api_version < 10
+        reader = params.isolation, params.replica_id, params.replica_epoch, client, brokers, is_old, access
         if len(session.partitions) > SLICE and session.is_of_another(reader):
             broker.fetch_sessions.remove(session.id)
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return session.begin_fetch(reader, broker.clock.now_ms())
 
     def to_send(self, results: Reads) -> Reads:
-        """The results that belong into the response."""
+        """Return the results that belong to the response."""
         session = self.session
         if isinstance(session, OneFetch):
             return results
@@ -69,7 +78,7 @@ class FetchContext:
         return [result for result in results if self._note(session, *result) or is_full]
 
     def _note(self, session: FetchSession, partition: SessionPartition, read: PartitionRead) -> bool:
-        """Remembers what the reader will know; returns whether it is news to it."""
+        """Remember what the reader learns from this result; return whether it is new."""
         if read.size_bytes and partition.session is not None:
             session.move_to_end(partition)
         is_news = bool(
@@ -95,30 +104,40 @@ def run(steps: Generator[None, None, T]) -> T:
             return result
 
 
-def open_context(
-    broker: Broker, version: int, req: FetchRequest, count: int
-) -> Generator[None, None, FetchContext | ErrorCode]:
-    """The request's `count` partitions, with its session created, resumed or closed as its epoch says."""
+def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[None, None, FetchContext | ErrorCode]:
+    """Return the request's `count` partitions. The epoch decides whether the session is created, resumed or closed."""
     sessions = broker.fetch_sessions
     uses_ids = version >= 13
     if req.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
         return (yield from _resume(broker, req, uses_ids))
     if req.session_id != INVALID_SESSION_ID:
         sessions.remove(req.session_id)
+    count, size_bytes = yield from _size(req, uses_ids)
     if req.session_epoch == FINAL_EPOCH or not 0 < count <= MAX_SESSION_PARTITIONS:
         return (yield from _without_session(broker, req, uses_ids))
     created = sessions.create(
         is_privileged=req.replica_id >= 0 or req.replica_state is not None,
         uses_topic_ids=uses_ids,
         partition_count=count,
-        size_bytes=sum(size_bytes_of(0 if uses_ids else len(t.topic), len(t.partitions)) for t in req.topics),
+        size_bytes=size_bytes,
     )
     if created is None:
         return (yield from _without_session(broker, req, uses_ids))
     yield from _update(broker, created, req, uses_ids)
-    if not sessions.keep(created):  # a session that matters more took its place meanwhile
+    if not sessions.keep(created):  # a session with a higher priority has taken its place
         return (yield from _without_session(broker, req, uses_ids))
     return FetchContext(created, [], is_full=True)
+
+
+def _size(req: FetchRequest, uses_ids: bool) -> Generator[None, None, tuple[int, int]]:
+    """Return how many partitions a request names, and the memory that a session of them takes."""
+    count = size_bytes = 0
+    for number, topic in enumerate(req.topics, 1):
+        count += len(topic.partitions)
+        size_bytes += size_bytes_of(0 if uses_ids else len(topic.topic), len(topic.partitions))
+        if not number % SLICE:
+            yield
+    return count, size_bytes
 
 
 def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext | ErrorCode]:
@@ -128,16 +147,20 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
         return session
     if req.topics:
         yield from _update(broker, session, req, uses_ids)
+    room = SLICE
     for topic in req.forgotten_topics_data:
         name: str | UUID = topic.topic_id if uses_ids else topic.topic
-        session.forget((name, index) for index in topic.partitions)
-        if len(topic.partitions) > SLICE:
-            yield
+        for indexes in pieces(topic.partitions):
+            session.forget((name, index) for index in indexes)
+            room -= 1 + len(indexes)
+            if room < 0:
+                room = SLICE
+                yield
     if uses_ids:
         for partition in session.changed:
             if partition.tp is None and (known := broker.metadata.topic_name(partition.topic_id)) is not None:
                 partition.tp = TopicPartition(known, partition.index)
-    if not session.partitions:  # everything is forgotten: so is the session
+    if not session.partitions:  # all partitions were forgotten, so the session ends
         sessions.remove(session.id)
         return FetchContext(OneFetch(), [], is_full=True)
     if len(session.partitions) > MAX_SESSION_PARTITIONS:
@@ -149,14 +172,19 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
 
 
 def _without_session(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext]:
-    """A partition that is named again is asked for once, as in Kafka: a parked fetch holds what it asks for."""
+    """Keep one entry per partition, as in Kafka, because a parked fetch holds its entries."""
     this = OneFetch()
     asked: dict[SessionKey, SessionPartition] = {}
     for count, partition in enumerate(_asked(broker, req, uses_ids, this), 1):
         asked[_key(partition, uses_ids)] = partition
         if not count % SLICE:
             yield
-    return FetchContext(this, list(asked.values()), is_full=True)
+    partitions = list(asked.values())
+    while len(asked) > SLICE:  # to free all keys at once would hold the loop
+        for _ in range(SLICE):
+            asked.popitem()
+        yield
+    return FetchContext(this, partitions, is_full=True)
 
 
 def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: bool) -> Generator[None, None, None]:
@@ -193,7 +221,7 @@ def _key(partition: SessionPartition, uses_ids: bool) -> SessionKey:
 
 
 def consume(items: Sequence[T], size: int | None = None) -> Iterator[list[T]]:
-    """Slices of a list, which is empty afterwards: to free a long one at its end would hold the loop."""
+    """Yield slices of a list and empty it: freeing a long list at its end would hold the loop."""
     size = SLICE if size is None else min(size, SLICE)
     if not isinstance(items, list):
         items = list(items)

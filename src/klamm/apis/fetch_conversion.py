@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.apis.api_declaration import Broker
 from klamm.errors import ErrorCode, ProtocolError
@@ -46,18 +47,37 @@ def _convert(
         for asked in topic_asked.partitions
         if (tp := TopicPartition(topic_asked.topic, asked.partition)) in found
     }
-    work = [(data, offsets[tp]) for tp, each in found.items() for data in each]
-    done = broker.replicas.record_checks.submit(partial(_convert_all, magic, work))
-    return after(done, lambda _: response)
+    work = [(tp.topic, data, offsets[tp]) for tp, each in found.items() for data in each]
+    done = broker.replicas.record_checks.submit(partial(_convert_all, broker.clock.monotonic, magic, work))
+    return after(done, lambda conversions: _count(broker, conversions, response))
 
 
-def _convert_all(magic: int, work: list[tuple[PartitionData, int]]) -> None:
+class _Conversions(NamedTuple):
+    counts: list[tuple[str, int]]
+    """Converted records, with their topics."""
+    memory_bytes: int
+    seconds: float
+
+
+def _count(broker: Broker, conversions: _Conversions, response: FetchResponse) -> FetchResponse:
+    counts, memory_bytes, seconds = conversions
+    broker.replicas.fetch_conversions.record(counts, seconds * 1000, memory_bytes)
+    return response
+
+
+def _convert_all(
+    monotonic: Callable[[], float], magic: int, work: list[tuple[str, PartitionData, int]]
+) -> _Conversions:
     """Runs in the thread; no other code uses the response meanwhile."""
-    for data, offset in work:
+    started, counts, memory_bytes = monotonic(), [], 0
+    for topic, data, offset in work:
         parts = data.records if isinstance(data.records, tuple) else (data.records or b"",)
         sent = b"".join(parts)
         try:
-            data.records = from_batches(memoryview(sent), magic, offset, len(sent))
+            data.records, count, converting_bytes = from_batches(memoryview(sent), magic, offset, len(sent))
+            counts.append((topic, count))
+            memory_bytes += converting_bytes
         except ProtocolError as e:
             _log.warning("records at offset %d cannot be converted to message format %d: %s", offset, magic, e)
             data.records, data.error_code = b"", ErrorCode.CORRUPT_MESSAGE
+    return _Conversions(counts, memory_bytes, monotonic() - started)

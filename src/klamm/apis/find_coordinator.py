@@ -1,30 +1,33 @@
-"""FindCoordinator (10): returns the broker that coordinates a group.
+"""FindCoordinator (10): returns the broker that coordinates a group or a transactional id.
 
 v0-6: key type v1 (KIP-98: 0 group, 1 transaction); throttling before the wait v2 (KIP-219); flexible v3; several keys
 in one request v4 (KIP-699), every one of them echoed with its own error; v5 and v6 (KIP-890, KIP-932) change nothing
-here. The coordinator of a group is the leader of its partition of `__consumer_offsets`. When that topic is missing
-the controller is asked to create it, and the client gets COORDINATOR_NOT_AVAILABLE and asks again; with too few brokers
-alive for it the message, and the broker's log once in a while, say so. Left out: transactions (key type 1 is
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which no client tries again) and share groups (key type 2, INVALID_REQUEST).
+here. The coordinator is the leader of the key's partition of `__consumer_offsets` or `__transaction_state`, by the
+metadata or by a newer LeaderAndIsr. When that topic is missing the controller is asked to create it, and the client
+gets COORDINATOR_NOT_AVAILABLE and asks again; with too few brokers alive for it the message, and the broker's log once
+in a while, say so. Left out: share groups (key type 2, INVALID_REQUEST).
 """
 
 from __future__ import annotations
 
 from klamm.apis import missing_topics
+from klamm.apis.access import FAILED, may
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import Steps, begin, each
-from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
-from klamm.model import GROUP_METADATA_TOPIC
+from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from klamm.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 _GROUP = 0
 _TRANSACTION = 1
 
+_KINDS = {_GROUP: ResourceType.GROUP, _TRANSACTION: ResourceType.TRANSACTIONAL_ID}
 _MESSAGES = {
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "Not authorized to access the group.",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Not authorized to access the transactional id.",
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "The coordinator is not available.",
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "This cluster has no transactions: leave transactional.id out.",
-    ErrorCode.INVALID_REQUEST: "Coordinators are found for groups (key type 0) only.",
+    ErrorCode.INVALID_REQUEST: "Coordinators are found for groups (key type 0) and transactions (key type 1) only.",
 }
 
 
@@ -49,26 +52,42 @@ def _find_all(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) 
 
 
 def _find(broker: Broker, ctx: RequestContext, key_type: int, key: str) -> Coordinator:
-    if key_type != _GROUP:
-        is_known = key_type == _TRANSACTION
-        return _failed(key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if is_known else ErrorCode.INVALID_REQUEST)
-    groups: GroupCoordinator = broker.groups
+    kind = _KINDS.get(key_type)
+    if kind is not None and not may(broker, ctx, AclOperation.DESCRIBE, kind, key):
+        return _failed(key, FAILED[kind])
+    if key_type == _GROUP:
+        topic, index = GROUP_METADATA_TOPIC, broker.groups.partition_for(key)
+    elif key_type == _TRANSACTION:
+        topic, index = TRANSACTION_STATE_TOPIC, broker.transactions.partition_for(key)
+    else:
+        return _failed(key, ErrorCode.INVALID_REQUEST)
     snapshot = broker.metadata.snapshot
-    if snapshot.topic(GROUP_METADATA_TOPIC) is None:
-        missing_topics.create_missing(broker, [GROUP_METADATA_TOPIC])
-        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, missing_topics.why_no_offsets_topic(broker))
-    partition = snapshot.partition(GROUP_METADATA_TOPIC, groups.partition_for(key))
-    endpoint = None if partition is None else snapshot.endpoint(partition.leader, ctx.listener_name)
-    if partition is None or endpoint is None:
+    if snapshot.topic(topic) is None:
+        missing_topics.create_missing(broker, [topic])
+        return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, missing_topics.why_impossible(broker, topic))
+    leader = _leader(broker, TopicPartition(topic, index))
+    endpoint = None if leader is None else snapshot.endpoint(leader, ctx.listener_name)
+    if leader is None or endpoint is None:
         return _failed(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return Coordinator(
         key=key,
-        node_id=partition.leader,
+        node_id=leader,
         host=endpoint.host,
         port=endpoint.port,
         error_code=ErrorCode.NONE,
         error_message="" if ctx.api_version >= 4 else "NONE",
     )
+
+
+def _leader(broker: Broker, tp: TopicPartition) -> int | None:
+    """Return the newest leader that this broker knows: LeaderAndIsr reaches its replicas before the metadata."""
+    partition = broker.metadata.snapshot.partition(tp.topic, tp.partition)
+    if partition is None:
+        return None
+    hosted = broker.replicas.partitions.get(tp)
+    if hosted is not None and hosted.leader_epoch > partition.leader_epoch:
+        return hosted.leader
+    return partition.leader
 
 
 def _failed(key: str, error: ErrorCode, why: str | None = None) -> Coordinator:

@@ -6,9 +6,13 @@ coordinator that is still loading the group answers without an error.
 
 from __future__ import annotations
 
+from typing import Final
+
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import Needs
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 
 def handle(broker: Broker, ctx: RequestContext, req: HeartbeatRequest) -> HeartbeatResponse:
@@ -17,4 +21,10 @@ def handle(broker: Broker, ctx: RequestContext, req: HeartbeatRequest) -> Heartb
     return HeartbeatResponse(error_code=error)
 
 
-API = Api(HeartbeatRequest, HeartbeatResponse, versions=(0, 4), plane=Plane.DATA, handle=handle)
+_GUARD: Final = Needs(
+    ResourceType.GROUP,
+    AclOperation.READ,
+    lambda req: req.group_id,
+    lambda ctx, req, error: HeartbeatResponse(error_code=error),
+)
+API = Api(HeartbeatRequest, HeartbeatResponse, versions=(0, 4), plane=Plane.DATA, handle=handle, guard=_GUARD)

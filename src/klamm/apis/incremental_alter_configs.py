@@ -1,10 +1,10 @@
 """IncrementalAlterConfigs (44): sets, deletes, appends to and subtracts from single settings.
 
-v0-1: only the encoding changes. SET (0), DELETE (1), and for lists APPEND (2) and SUBTRACT (3); appending begins with
-the default when nothing is set. A bad topic setting or a list operation on a key that is not a list is INVALID_CONFIG
-(40); a broker key that cannot change while it runs, a bad broker value, a missing value, a key or resource
-named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and DELETE.
-When ZooKeeper does not answer within seconds: REQUEST_TIMED_OUT (7), and the change may yet be made.
+v0-1: only the encoding changes. SET (0), DELETE (1), and for lists APPEND (2) and SUBTRACT (3); if nothing is set, an
+operation on a list starts from the default. A bad topic setting or a list operation on a key that is not a list is
+INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker value, a missing value, a key or
+resource named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and DELETE. If ZooKeeper does not answer
+within seconds, the answer is REQUEST_TIMED_OUT (7); the change may still take effect.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from klamm.apis.config_resources import (
     alter,
     alter_each,
     alter_loggers,
+    check_access,
     check_count,
     key_of,
 )
@@ -36,6 +37,7 @@ from klamm.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from klamm.security.acl.bindings import AclOperation
 
 
 class Operation(IntEnum):
@@ -48,20 +50,26 @@ class Operation(IntEnum):
 def handle(
     broker: Broker, ctx: RequestContext, req: IncrementalAlterConfigsRequest
 ) -> asyncio.Future[IncrementalAlterConfigsResponse]:
-    return broker.loop.create_task(_alter_all(broker, req))
+    return broker.loop.create_task(_alter_all(broker, ctx, req))
 
 
-async def _alter_all(broker: Broker, req: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse:
+async def _alter_all(
+    broker: Broker, ctx: RequestContext, req: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
     responses = await alter_each(
-        req.resources, lambda resource: _alter(broker, resource, req.validate_only), AlterConfigsResourceResponse
+        ctx,
+        req.resources,
+        lambda resource: _alter(broker, ctx, resource, req.validate_only),
+        AlterConfigsResourceResponse,
     )
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-async def _alter(broker: Broker, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
+async def _alter(broker: Broker, ctx: RequestContext, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
     key = key_of(resource)
     try:
         _check(resource)
+        check_access(broker, ctx, key, AclOperation.ALTER_CONFIGS)
         if key.type == ResourceType.BROKER_LOGGER:
             return alter_loggers(broker, key, _levels(resource), validate_only=validate_only)
     except ApiError as error:
@@ -94,7 +102,7 @@ def _levels(resource: AlterConfigsResource) -> dict[str, str | None]:
 
 
 def _changed(before: Properties, changes: Iterable[AlterableConfig], keys: Mapping[str, AnyKey]) -> Properties:
-    """The settings after all changes."""
+    """Return the settings after all changes."""
     after = dict(before)
     for change in changes:
         match change.config_operation:

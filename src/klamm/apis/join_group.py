@@ -14,12 +14,14 @@ from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.copies import INLINE_BYTES, copy
+from klamm.apis.guards import Needs
 from klamm.coordinator.effects import JoinGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.join import JoinGroup
 from klamm.coordinator.member_metadata import Protocols
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
 MAX_PROTOCOLS: Final = 1000
@@ -86,4 +88,10 @@ def _response(result: JoinGroupResult, version: int) -> JoinGroupResponse:
     )
 
 
-API = Api(JoinGroupRequest, JoinGroupResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)
+_GUARD: Final = Needs(
+    ResourceType.GROUP,
+    AclOperation.READ,
+    lambda req: req.group_id,
+    lambda ctx, req, error: _response(JoinGroupResult.failed("", error), ctx.api_version),
+)
+API = Api(JoinGroupRequest, JoinGroupResponse, versions=(0, 9), plane=Plane.DATA, handle=handle, guard=_GUARD)

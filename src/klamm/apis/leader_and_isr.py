@@ -10,14 +10,16 @@ complete.
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
-from typing import cast
+from collections.abc import Sequence
+from typing import Final, cast
 
 from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, at_once
 from klamm.apis.control import check_broker_epoch, from_controller
+from klamm.apis.guards import FromPeer
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
+from klamm.protocol.chunked import ChunkedList, concatenated
 from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
     LeaderAndIsrPartitionState,
@@ -48,13 +50,14 @@ def _sliced(steps: Steps[LeaderAndIsrResponse]) -> LeaderAndIsrResponse:
 
 
 def _refuse(ctx: RequestContext, req: LeaderAndIsrRequest, error: ErrorCode) -> Steps[LeaderAndIsrResponse]:
-    """In slices: anybody can send a large request that is refused."""
+    """Build the refusal in slices: any client can send a large request."""
     topics = yield from _topics(req)
+    ctx.hold(topics)
     return (yield from _response(ctx.api_version, error, topics, {}))
 
 
-def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Future[None] | None:
-    """A log is made with its topic's configuration, so that of topics new to this broker is read first."""
+def _configs(broker: Broker, topics: Sequence[TopicPartitionStates]) -> asyncio.Future[None] | None:
+    """Read the configurations of topics that are new to this broker: their logs are created with them."""
     logs = broker.logs
     new = [
         t.topic
@@ -66,7 +69,7 @@ def _configs(broker: Broker, topics: list[TopicPartitionStates]) -> asyncio.Futu
 
 
 def _apply(
-    broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest, topics: list[TopicPartitionStates]
+    broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest, topics: Sequence[TopicPartitionStates]
 ) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return _sliced(_response(ctx.api_version, error, topics, {}))
@@ -74,26 +77,37 @@ def _apply(
     def respond(done: StateChangeResult) -> LeaderAndIsrResponse:
         return _sliced(_response(ctx.api_version, done.error, topics, done.partitions))
 
-    return after(become_leader_or_follower(broker.replicas, req.controller_epoch, topics), respond)
+    changing = become_leader_or_follower(broker.replicas, req.controller_epoch, topics, ctx.correlation_id)
+    return after(changing, respond)
 
 
-def _topics(req: LeaderAndIsrRequest) -> Steps[list[TopicPartitionStates]]:
+def _topics(req: LeaderAndIsrRequest) -> Steps[Sequence[TopicPartitionStates]]:
     grouped: dict[str, list[LeaderAndIsrPartitionState]] = {}
     yield from each(
         req.ungrouped_partition_states, lambda state: grouped.setdefault(state.topic_name, []).append(state)
     )
-    ungrouped = [TopicPartitionStates(name, ZERO_UUID, states) for name, states in grouped.items()]
+    ungrouped = yield from each(grouped.items(), lambda topic: TopicPartitionStates(topic[0], ZERO_UUID, topic[1]))
     topics = yield from each(
         req.topic_states, lambda t: TopicPartitionStates(t.topic_name, t.topic_id, t.partition_states)
     )
-    return ungrouped + topics
+    return concatenated(ungrouped, topics)
 
 
 def _response(
-    version: int, error: ErrorCode, topics: list[TopicPartitionStates], codes: dict[TopicPartition, ErrorCode]
+    version: int, error: ErrorCode, topics: Sequence[TopicPartitionStates], codes: dict[TopicPartition, ErrorCode]
 ) -> Steps[LeaderAndIsrResponse]:
-    """An error of the whole request is that of every partition."""
+    """Build the response. An error of the whole request is repeated for every partition."""
     is_named = version < 5
+    flat: ChunkedList[LeaderAndIsrPartitionError] = ChunkedList()
+
+    def gather(
+        topic: TopicPartitionStates, errors: Sequence[LeaderAndIsrPartitionError]
+    ) -> LeaderAndIsrTopicError | None:
+        if is_named:
+            flat.extend(errors)
+            return None
+        return LeaderAndIsrTopicError(topic_id=topic.topic_id, partition_errors=errors)
+
     answers = yield from each_partition(
         topics,
         lambda topic: topic.states,
@@ -102,12 +116,14 @@ def _response(
             partition_index=state.partition_index,
             error_code=error or codes[TopicPartition(topic.topic, state.partition_index)],
         ),
-        lambda topic, errors: LeaderAndIsrTopicError(topic_id=topic.topic_id, partition_errors=errors),
+        gather,
     )
     if is_named:
-        errors = list(chain.from_iterable(answer.partition_errors for answer in answers))
-        return LeaderAndIsrResponse(error_code=error, partition_errors=errors)
-    return LeaderAndIsrResponse(error_code=error, topics=answers)
+        return LeaderAndIsrResponse(error_code=error, partition_errors=flat)
+    return LeaderAndIsrResponse(error_code=error, topics=cast("Sequence[LeaderAndIsrTopicError]", answers))
 
 
-API = Api(LeaderAndIsrRequest, LeaderAndIsrResponse, versions=(0, 7), plane=Plane.CONTROL, handle=handle)
+_GUARD: Final = FromPeer(
+    lambda ctx, req, error: _sliced(_refuse(ctx, req, error)), sender=lambda req: req.controller_id
+)
+API = Api(LeaderAndIsrRequest, LeaderAndIsrResponse, versions=(0, 7), plane=Plane.CONTROL, handle=handle, guard=_GUARD)

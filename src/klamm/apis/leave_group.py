@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import Needs
 from klamm.apis.parts import Parts, in_parts
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import MemberIdentity
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 
 def handle(broker: Broker, ctx: RequestContext, req: LeaveGroupRequest) -> LeaveGroupResponse:
@@ -35,4 +37,17 @@ def handle(broker: Broker, ctx: RequestContext, req: LeaveGroupRequest) -> Leave
 
 
 _PARTS: Final = Parts(asked="members", answers="members")
-API = Api(LeaveGroupRequest, LeaveGroupResponse, versions=(0, 5), plane=Plane.DATA, handle=in_parts(handle, _PARTS))
+_GUARD: Final = Needs(
+    ResourceType.GROUP,
+    AclOperation.READ,
+    lambda req: req.group_id,
+    lambda ctx, req, error: LeaveGroupResponse(error_code=error),
+)
+API = Api(
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    versions=(0, 5),
+    plane=Plane.DATA,
+    handle=in_parts(handle, _PARTS),
+    guard=_GUARD,
+)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import Each
 from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -32,6 +33,7 @@ from klamm.replica.partition_reader import (
     Isolation,
     offset_for_timestamp,
 )
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 _DEBUGGING_CONSUMER: Final = -2
 _TIMESTAMP_SINCE: Final = {
@@ -50,7 +52,7 @@ def handle(
 
 
 def _answer(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> Steps[ListOffsetsResponse]:
-    asked_twice = yield from _asked_twice(req)
+    asked_twice = yield from _asked_twice(ctx, req)
     topics = yield from each_partition(
         req.topics,
         lambda topic: topic.partitions,
@@ -61,9 +63,10 @@ def _answer(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> Ste
     return ListOffsetsResponse(topics=topics)
 
 
-def _asked_twice(req: ListOffsetsRequest) -> Steps[set[TopicPartition]]:
+def _asked_twice(ctx: RequestContext, req: ListOffsetsRequest) -> Steps[set[TopicPartition]]:
     seen: set[TopicPartition] = set()
     twice: set[TopicPartition] = set()
+    ctx.hold(seen, twice)
 
     def count(topic: ListOffsetsTopic, asked: ListOffsetsPartition) -> None:
         tp = TopicPartition(topic.name, asked.partition_index)
@@ -141,4 +144,22 @@ def _old_style(
     )
 
 
-API = Api(ListOffsetsRequest, ListOffsetsResponse, versions=(0, 9), plane=Plane.DATA, handle=handle, is_read=True)
+_GUARD: Final = Each(
+    kind=ResourceType.TOPIC,
+    operation=AclOperation.DESCRIBE,
+    asked="topics",
+    answers="topics",
+    name=lambda topic: topic.name,
+    rows=lambda topic: topic.partitions,
+    refuse=_failed,
+    gather=lambda topic, rows: ListOffsetsTopicResponse(name=topic.name, partitions=rows),
+)
+API = Api(
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    versions=(0, 9),
+    plane=Plane.DATA,
+    handle=handle,
+    is_read=True,
+    guard=_GUARD,
+)

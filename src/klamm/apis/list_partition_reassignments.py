@@ -9,6 +9,7 @@ import asyncio
 from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
 from klamm.apis.parts import Parts, in_parts
 from klamm.controller import events
 from klamm.controller.replies import Reassignments
@@ -19,6 +20,7 @@ from klamm.protocol.messages.list_partition_reassignments import (
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
 )
+from klamm.security.acl.bindings import AclOperation
 from klamm.waiting import after
 
 
@@ -50,6 +52,12 @@ def _response(reassignments: Reassignments) -> ListPartitionReassignmentsRespons
 
 
 _PARTS: Final = Parts(asked="topics", answers="topics", rows="partition_indexes", row_answers="partitions")
+_GUARD: Final = needs_cluster(
+    AclOperation.DESCRIBE,
+    lambda ctx, req, error: ListPartitionReassignmentsResponse(
+        throttle_time_ms=0, error_code=error, error_message=NOT_AUTHORIZED, topics=()
+    ),
+)
 API = Api(
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
@@ -57,4 +65,5 @@ API = Api(
     plane=Plane.DATA,
     handle=in_parts(handle, _PARTS),
     is_read=True,
+    guard=_GUARD,
 )

@@ -1,8 +1,9 @@
 """Metadata (3): the brokers, topics and leaders this broker knows of.
 
 v0-12: null topics (v1+; v0: an empty list) means all; auto creation may be forbidden from v4; offline replicas v5;
-LISTENER_NOT_FOUND instead of LEADER_NOT_AVAILABLE v6; leader epochs v7; authorized operations v8 (there is no
-authorizer: every operation is allowed); topic ids v10; topics asked for by id with a null name v12.
+LISTENER_NOT_FOUND instead of LEADER_NOT_AVAILABLE v6; leader epochs v7; authorized operations v8; topic ids v10;
+topics asked for by id with a null name v12. A topic that the client may not describe is left out of all topics, and
+TOPIC_AUTHORIZATION_FAILED (29) if it is named, whether it exists or not; creating one needs CREATE.
 Leaders are reported as seen through the listener that the client uses. A missing topic is created when the request
 and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again. Not so
 `__transaction_state`: there are no transactions.
@@ -11,15 +12,17 @@ and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_A
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Final, cast
 from uuid import UUID
 
 from klamm.apis import missing_topics
+from klamm.apis.access import cluster_operations, may, may_on_cluster, operations
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
 from klamm.model import INTERNAL_TOPICS, NO_LEADER, TRANSACTION_STATE_TOPIC, ZERO_UUID
+from klamm.protocol.chunked import ChunkedList, of_chunks
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -29,10 +32,11 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.replica.topic_names import is_valid_topic_name
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
-_SLICE: Final = 500
-"""Topics and partitions that are answered without giving the loop back."""
+_SLICE: Final = 200
+"""Topics and partitions that are answered in one slice of the loop."""
 NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
@@ -51,30 +55,39 @@ def handle(
 def _all(broker: Broker, ctx: RequestContext, req: MetadataRequest) -> Generator[None, None, MetadataResponse]:
     snapshot = broker.metadata.snapshot
     answer = _Answer(broker, ctx, req, snapshot)
-    # The order is for people who read it; sorting many names would hold the loop.
+    # Sorted for human readers; sorting many names would hold the loop.
     states = snapshot.sorted_topics() if len(snapshot.topics) <= 1000 else snapshot.topics.values()
-    topics = []
+    topics: ChunkedList[MetadataResponseTopic] = ChunkedList()
     for state in states:
-        topics.append((yield from answer.topic(state)))
+        if may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, state.name, is_probe=True):
+            topics.append((yield from answer.topic(state)))
+        else:
+            yield from answer.pause(1)
     return answer.response(topics)
 
 
 def _create_and_name(
     broker: Broker, ctx: RequestContext, req: MetadataRequest
 ) -> Generator[None, None, MetadataResponse | asyncio.Future[MetadataResponse]]:
-    missing = yield from _to_create(broker, req)
+    missing, refused = yield from _to_create(broker, ctx, req)
     if not missing:
-        return (yield from _named(broker, ctx, req, {}))
-    created = missing_topics.create_missing(broker, missing)
+        return (yield from _named(broker, ctx, req, refused))
+    created = missing_topics.create_missing(broker, missing, quota=broker.quotas.mutation_quota(ctx))
     if len(req.topics or ()) <= _SLICE:
-        return after(created, lambda errors: at_once(_named(broker, ctx, req, errors)))
-    return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors)))
+        return after(created, lambda errors: at_once(_named(broker, ctx, req, errors | refused)))
+    return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors | refused)))
 
 
-def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, list[str]]:
-    """Return unknown names that may be created. If there are very many, the rest follows with the client's retry."""
+def _to_create(
+    broker: Broker, ctx: RequestContext, req: MetadataRequest
+) -> Generator[None, None, tuple[list[str], dict[str, ErrorCode]]]:
+    """Return unknown names that are to be created, and the errors of those that the client may not create.
+
+    If there are very many, the rest follows with the client's retry.
+    """
+    refused: dict[str, ErrorCode] = {}
     if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
-        return []
+        return [], refused
     topics = broker.metadata.snapshot.topics
     room = missing_topics.MAX_MISSING
     found: dict[str, None] = {}
@@ -84,35 +97,50 @@ def _to_create(broker: Broker, req: MetadataRequest) -> Generator[None, None, li
         name = topic.name
         if name is None or topic.topic_id != ZERO_UUID or name in topics or not is_valid_topic_name(name):
             continue
-        if name == TRANSACTION_STATE_TOPIC or name in found:
+        if name == TRANSACTION_STATE_TOPIC or name in found or name in refused:
+            continue
+        if broker.acls is not None and not _may_create(broker, ctx, name):
+            refused[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             continue
         if broker.topic_creation.is_under_way(name):
             found[name] = None
         elif room:
             found[name] = None
             room -= 1
-    return list(found)
+    return list(found), refused
+
+
+def _may_create(broker: Broker, ctx: RequestContext, name: str) -> bool:
+    """A topic that the client may not describe is refused with the answer, and nothing says whether it exists."""
+    return may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name, is_probe=True) and (
+        may_on_cluster(broker, ctx, AclOperation.CREATE, is_probe=True)
+        or may(broker, ctx, AclOperation.CREATE, ResourceType.TOPIC, name)
+    )
 
 
 def _named(
     broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]
 ) -> Generator[None, None, MetadataResponse]:
     answer = _Answer(broker, ctx, req, broker.metadata.snapshot)
-    asked: dict[tuple[str | None, UUID], MetadataResponseTopic | None] = {}
+    asked: set[tuple[str | None, UUID]] = set()
+    ctx.hold(asked)
+    topics: ChunkedList[MetadataResponseTopic] = ChunkedList()
     for topic in req.topics or ():
         key = topic.name, topic.topic_id
         if key not in asked:
-            asked[key] = yield from answer.named_topic(topic, errors)
-    return answer.response([topic for topic in asked.values() if topic is not None])
+            asked.add(key)
+            topics.append((yield from answer.named_topic(topic, errors)))
+    return answer.response(topics)
 
 
 class _Answer:
     """One response, from one snapshot, for one listener and version."""
 
-    __slots__ = ("_broker", "_endpoint_ids", "_listener", "_req", "_room", "_snapshot", "_version")
+    __slots__ = ("_broker", "_ctx", "_endpoint_ids", "_listener", "_req", "_room", "_snapshot", "_version")
 
     def __init__(self, broker: Broker, ctx: RequestContext, req: MetadataRequest, snapshot: MetadataSnapshot) -> None:
         self._broker = broker
+        self._ctx = ctx
         self._req = req
         self._snapshot = snapshot
         self._listener = ctx.listener_name
@@ -122,14 +150,18 @@ class _Answer:
             broker_id for broker_id, node in snapshot.brokers.items() if node.endpoint(self._listener) is not None
         }
 
-    def response(self, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+    def response(self, topics: Sequence[MetadataResponseTopic]) -> MetadataResponse:
         wants_operations = self._req.include_cluster_authorized_operations
         return MetadataResponse(
             brokers=self._brokers(),
             cluster_id=self._broker.cluster_id,
             controller_id=self._snapshot.controller_id,
             topics=topics,
-            cluster_authorized_operations=CLUSTER_OPERATIONS if wants_operations else NOT_ASKED,
+            cluster_authorized_operations=(
+                cluster_operations(self._broker, self._ctx, all_of_them=CLUSTER_OPERATIONS)
+                if wants_operations
+                else NOT_ASKED
+            ),
         )
 
     def _brokers(self) -> list[MetadataResponseBroker]:
@@ -143,7 +175,7 @@ class _Answer:
     def named_topic(
         self, asked: MetadataRequestTopic, errors: dict[str, ErrorCode]
     ) -> Generator[None, None, MetadataResponseTopic]:
-        yield from self._pause(1)
+        yield from self.pause(1)
         name = asked.name
         if asked.topic_id != ZERO_UUID:
             name = self._snapshot.topic_name(asked.topic_id)
@@ -151,6 +183,8 @@ class _Answer:
                 return self._failed(None, ErrorCode.UNKNOWN_TOPIC_ID, asked)
         if name is None:
             return self._failed(None, ErrorCode.INVALID_REQUEST, asked)
+        if not may(self._broker, self._ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name):
+            return self._hidden(None if asked.topic_id != ZERO_UUID else name, asked)
         topic = self._snapshot.topic(name)
         if topic is not None:
             return (yield from self.topic(topic))
@@ -159,6 +193,16 @@ class _Answer:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if valid else ErrorCode.INVALID_TOPIC_EXCEPTION
         return self._failed(name, error, asked)
 
+    def _hidden(self, name: str | None, asked: MetadataRequestTopic) -> MetadataResponseTopic:
+        """Neither its id discloses a topic's name, nor does its name disclose whether it exists."""
+        return MetadataResponseTopic(
+            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            name=name if name is not None or self._version >= 12 else "",
+            topic_id=asked.topic_id if name is None else ZERO_UUID,
+            is_internal=False,
+            partitions=(),
+        )
+
     def _failed(self, name: str | None, error: ErrorCode, asked: MetadataRequestTopic) -> MetadataResponseTopic:
         if name is None and self._version < 12:
             name = ""
@@ -166,7 +210,7 @@ class _Answer:
             error_code=error, name=name, topic_id=asked.topic_id, is_internal=name in INTERNAL_TOPICS, partitions=()
         )
 
-    def _pause(self, elements: int) -> Generator[None, None, None]:
+    def pause(self, elements: int) -> Generator[None, None, None]:
         """Yields when the slice is full."""
         self._room -= elements
         if self._room < 0:
@@ -176,18 +220,22 @@ class _Answer:
     def topic(self, topic: TopicState) -> Generator[None, None, MetadataResponseTopic]:
         wants_operations = self._req.include_topic_authorized_operations
         states = topic.sorted_partitions()
-        partitions: list[MetadataResponsePartition] = []
+        parts: list[list[MetadataResponsePartition]] = []
         for start in range(0, len(states), _SLICE):
             part = states[start : start + _SLICE]
-            yield from self._pause(len(part) + 1)
-            partitions += map(self._partition, part)
+            yield from self.pause(len(part) + 1)
+            parts.append([*map(self._partition, part)])
         return MetadataResponseTopic(
             error_code=ErrorCode.NONE,
             name=topic.name,
             topic_id=topic.topic_id,
             is_internal=topic.name in INTERNAL_TOPICS,
-            partitions=partitions,
-            topic_authorized_operations=TOPIC_OPERATIONS if wants_operations else NOT_ASKED,
+            partitions=of_chunks(parts),
+            topic_authorized_operations=(
+                operations(self._broker, self._ctx, ResourceType.TOPIC, topic.name, all_of_them=TOPIC_OPERATIONS)
+                if wants_operations
+                else NOT_ASKED
+            ),
         )
 
     def _partition(self, state: PartitionState) -> MetadataResponsePartition:
@@ -213,7 +261,7 @@ class _Answer:
     def _reachable(
         self, replicas: tuple[int, ...], isr: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...], ErrorCode]:
-        """v0 clients cannot bear a broker id that the response does not list."""
+        """Clients of v0 fail on a broker id that the response does not list."""
         known = self._endpoint_ids
         is_complete = known.issuperset(replicas) and known.issuperset(isr)
         error = ErrorCode.NONE if is_complete else ErrorCode.REPLICA_NOT_AVAILABLE

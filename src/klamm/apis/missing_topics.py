@@ -12,43 +12,51 @@ from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
-from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC
+from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from klamm.quota.controller_mutation_quota import NO_QUOTA, ControllerMutationQuota
 from klamm.waiting import after
 
 WAIT_MS: Final = 1_000
 """A client that names a topic does not wait for its creation: it retries."""
 MAX_MISSING: Final = 100
 """Topics that one request may create by asking about them. The client asks again, and then the next ones follow."""
+_OFFSETS_FACTOR: Final = "offsets.topic.replication.factor"
+_TRANSACTION_FACTOR: Final = "transaction.state.log.replication.factor"
 
 log = logging.getLogger(__name__)
 
 
 def create_missing(
-    broker: Broker, names: Iterable[str], make: Callable[[str], CreatableTopic] | None = None
+    broker: Broker,
+    names: Iterable[str],
+    make: Callable[[str], CreatableTopic] | None = None,
+    quota: ControllerMutationQuota = NO_QUOTA,
 ) -> asyncio.Future[dict[str, ErrorCode]]:
     """Ask the controller to create `names`; return the error for the client that asked for them, by name.
 
-    LEADER_NOT_AVAILABLE when the topic is on its way or the controller takes long, so that the client asks again; the
-    controller's error when it cannot be; UNKNOWN_TOPIC_OR_PARTITION when the controller could not be asked. A topic
-    that the controller was asked for and has not answered is not asked for again. `make` says what a topic is to be
-    like where that is not the default.
+    The error is LEADER_NOT_AVAILABLE if the topic is being created, so that the client retries; the controller's error
+    if it cannot be created; UNKNOWN_TOPIC_OR_PARTITION if the controller did not answer. A topic whose creation is
+    pending is not requested again. `make` returns the specification of a topic, if it is not the default. The
+    partitions of new topics are charged to `quota`, if this is the controller.
     """
-    told = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
-    asked = [name for name in told if not broker.topic_creation.is_under_way(name)][:MAX_MISSING]
+    pending = dict.fromkeys(names, ErrorCode.LEADER_NOT_AVAILABLE)
+    asked = [name for name in pending if not broker.topic_creation.is_under_way(name)][:MAX_MISSING]
 
     def errors(results: TopicResults) -> dict[str, ErrorCode]:
-        _warn_of_refused_offsets_topic(broker, results)
-        each = {result.name: _told(result.error) for result in results.topics}
-        return told | dict.fromkeys(asked, _told(results.error)) | each
+        _warn_of_refused_topics(broker, results)
+        if quota.is_limited and broker.controller.is_active:
+            quota.record(sum(result.num_partitions for result in results.topics if result.error == ErrorCode.NONE))
+        each = {result.name: _error_for_client(result.error) for result in results.topics}
+        return pending | dict.fromkeys(asked, _error_for_client(results.error)) | each
 
     if not asked:
         nothing: asyncio.Future[dict[str, ErrorCode]] = broker.loop.create_future()
-        nothing.set_result(told)
+        nothing.set_result(pending)
         return nothing
     topics = tuple(make(name) if make is not None else _creatable(broker, name) for name in asked)
     # In two steps: a refusal that arrives after the timeout must still be logged.
     answer: asyncio.Future[dict[str, ErrorCode]] = after(broker.topic_creation.create(topics), errors)
-    return after(answer, dict, timeout_ms=WAIT_MS, on_timeout=lambda: told)
+    return after(answer, dict, timeout_ms=WAIT_MS, on_timeout=lambda: pending)
 
 
 def _creatable(broker: Broker, name: str) -> CreatableTopic:
@@ -64,35 +72,68 @@ def _creatable(broker: Broker, name: str) -> CreatableTopic:
                 ("segment.bytes", str(config.offsets_topic_segment_bytes)),
             ),
         )
+    if name == TRANSACTION_STATE_TOPIC:
+        return _transaction_state_topic(config, len(broker.metadata.snapshot.brokers))
     if name == CONTROL_LOG_TOPIC:
         return control_log_topic(config, config.klamm_control_log_replication_factor)
     return CreatableTopic(name)
 
 
-def why_no_offsets_topic(broker: Broker) -> str | None:
-    """Return why `__consumer_offsets` cannot be created with the live brokers; None if it can."""
-    factor, alive = broker.config.offsets_topic_replication_factor, len(broker.metadata.snapshot.brokers)
+def _transaction_state_topic(config: KafkaConfig, live_brokers: int) -> CreatableTopic:
+    """As in Kafka, except that a cluster that is too small for the defaults uses smaller ones (decision 0029)."""
+    factor, min_isr = config.transaction_state_log_replication_factor, config.transaction_state_log_min_isr
+    if not _is_set(config, _TRANSACTION_FACTOR):
+        factor = max(1, min(factor, live_brokers))
+    if not _is_set(config, "transaction.state.log.min.isr"):
+        min_isr = min(min_isr, max(1, factor - 1))
+    return CreatableTopic(
+        TRANSACTION_STATE_TOPIC,
+        config.transaction_state_log_num_partitions,
+        factor,
+        configs=(
+            ("unclean.leader.election.enable", "false"),
+            ("compression.type", "uncompressed"),
+            ("cleanup.policy", "compact"),
+            ("min.insync.replicas", str(min_isr)),
+            ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
+        ),
+    )
+
+
+def _is_set(config: KafkaConfig, name: str) -> bool:
+    return name in config.static or name in config.dynamic
+
+
+def why_impossible(broker: Broker, topic: str) -> str | None:
+    """Return why the topic of a coordinator cannot be created with the live brokers; None if it can."""
+    config, alive = broker.config, len(broker.metadata.snapshot.brokers)
+    if topic == GROUP_METADATA_TOPIC:
+        key, factor, missing = _OFFSETS_FACTOR, config.offsets_topic_replication_factor, "consumer groups"
+    elif _is_set(config, _TRANSACTION_FACTOR):
+        key, factor, missing = _TRANSACTION_FACTOR, config.transaction_state_log_replication_factor, "transactions"
+    else:
+        return None
     if factor <= alive:
         return None
     return (
-        f"The topic {GROUP_METADATA_TOPIC} cannot be created, so there are no consumer groups: "
-        f"offsets.topic.replication.factor is {factor}, live brokers: {alive}. "
-        "Start more brokers, or set a smaller factor."
+        f"The topic {topic} cannot be created, so there are no {missing}: "
+        f"{key} is {factor}, live brokers: {alive}. Start more brokers, or set a smaller factor."
     )
 
 
-def _warn_of_refused_offsets_topic(broker: Broker, results: TopicResults) -> None:
-    refused = any(
-        result.name == GROUP_METADATA_TOPIC and result.error == ErrorCode.INVALID_REPLICATION_FACTOR
-        for result in results.topics
-    )
-    why = why_no_offsets_topic(broker) if refused else None
-    if why is not None and broker.topic_creation.may_warn(broker.clock.monotonic()):
-        log.warning("%s", why)
+def _warn_of_refused_topics(broker: Broker, results: TopicResults) -> None:
+    for result in results.topics:
+        is_internal = result.name in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)
+        if is_internal and result.error == ErrorCode.INVALID_REPLICATION_FACTOR:
+            why = why_impossible(broker, result.name)
+            if why is not None and broker.topic_creation.may_warn(broker.clock.monotonic()):
+                log.warning("%s", why)
 
 
 def control_log_topic(config: KafkaConfig, replication_factor: int) -> CreatableTopic:
-    """One partition, so that there is one order; segments end early enough for its records to go in time."""
+    """Return a topic with one partition, so that its records have one order, and with segments short enough for
+    retention.
+    """
     retention_ms = config.klamm_control_log_retention_ms
     return CreatableTopic(
         CONTROL_LOG_TOPIC,
@@ -106,7 +147,7 @@ def control_log_topic(config: KafkaConfig, replication_factor: int) -> Creatable
     )
 
 
-def _told(error: ErrorCode) -> ErrorCode:
+def _error_for_client(error: ErrorCode) -> ErrorCode:
     if error in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.REQUEST_TIMED_OUT):
         return ErrorCode.LEADER_NOT_AVAILABLE
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if error == ErrorCode.NOT_CONTROLLER else error

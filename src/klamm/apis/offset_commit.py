@@ -14,6 +14,7 @@ import asyncio
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import All, Each, Needs
 from klamm.apis.slices import Steps, begin, each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.offset_records import OffsetAndMetadata
@@ -28,6 +29,7 @@ from klamm.protocol.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 INT64_MAX: Final = 2**63 - 1
 
@@ -35,22 +37,23 @@ INT64_MAX: Final = 2**63 - 1
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetCommitRequest
 ) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Sliced[OffsetCommitResponse]:
-    return begin(_commit(broker, req))
+    return begin(_commit(broker, ctx, req))
 
 
-def _commit(broker: Broker, req: OffsetCommitRequest) -> Steps[Any]:
+def _commit(broker: Broker, ctx: RequestContext, req: OffsetCommitRequest) -> Steps[Any]:
     timestamp_ms = broker.clock.now_ms()
     expire_ms = None if req.retention_time_ms == -1 else min(timestamp_ms + req.retention_time_ms, INT64_MAX)
     offsets = yield from _known_offsets(broker.metadata.snapshot, req, timestamp_ms, expire_ms)
+    ctx.hold(tuple(offsets), tuple(offsets.values()))
     if not offsets:
-        return (yield from _response(req, {}))
+        return (yield from _response(ctx, req, {}))
     groups: GroupCoordinator = broker.groups
     committed = yield from groups.commit_offsets(
         req.group_id, req.member_id, req.group_instance_id, req.generation_id_or_member_epoch, offsets
     )
     if committed.done:
-        return (yield from _response(req, committed.value))
-    return committed.map(lambda errors: begin(_response(req, errors))).on(broker.loop)
+        return (yield from _response(ctx, req, committed.value))
+    return committed.map(lambda errors: begin(_response(ctx, req, errors))).on(broker.loop)
 
 
 def _known_offsets(
@@ -77,19 +80,44 @@ def _value(partition: OffsetCommitRequestPartition, timestamp_ms: int, expire_ms
     )
 
 
-def _response(req: OffsetCommitRequest, errors: dict[TopicPartition, ErrorCode]) -> Steps[OffsetCommitResponse]:
+def _response(
+    ctx: RequestContext,
+    req: OffsetCommitRequest,
+    errors: dict[TopicPartition, ErrorCode],
+    otherwise: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+) -> Steps[OffsetCommitResponse]:
+    ctx.hold(errors)
     topics = yield from each_partition(
         req.topics,
         lambda topic: topic.partitions,
         lambda topic, partition: OffsetCommitResponsePartition(
             partition_index=partition.partition_index,
-            error_code=errors.get(
-                TopicPartition(topic.name, partition.partition_index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            ),
+            error_code=errors.get(TopicPartition(topic.name, partition.partition_index), otherwise),
         ),
         lambda topic, partitions: OffsetCommitResponseTopic(name=topic.name, partitions=partitions),
     )
     return OffsetCommitResponse(topics=topics)
 
 
-API = Api(OffsetCommitRequest, OffsetCommitResponse, versions=(0, 9), plane=Plane.DATA, handle=handle)
+def _refused(ctx: RequestContext, req: OffsetCommitRequest, error: ErrorCode) -> Any:
+    return begin(_response(ctx, req, {}, error))
+
+
+_GUARD: Final = All(
+    (
+        Needs(ResourceType.GROUP, AclOperation.READ, lambda req: req.group_id, _refused),
+        Each(
+            kind=ResourceType.TOPIC,
+            operation=AclOperation.READ,
+            asked="topics",
+            answers="topics",
+            name=lambda topic: topic.name,
+            rows=lambda topic: topic.partitions,
+            refuse=lambda row, error: OffsetCommitResponsePartition(
+                partition_index=row.partition_index, error_code=error
+            ),
+            gather=lambda topic, rows: OffsetCommitResponseTopic(name=topic.name, partitions=rows),
+        ),
+    )
+)
+API = Api(OffsetCommitRequest, OffsetCommitResponse, versions=(0, 9), plane=Plane.DATA, handle=handle, guard=_GUARD)

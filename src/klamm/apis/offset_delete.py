@@ -1,17 +1,18 @@
 """OffsetDelete (47): deletes committed offsets of a group (KIP-496).
 
-v0 only. An empty group loses what is asked; a consumer group with members loses the offsets of topics that no member
-subscribes to, the others are GROUP_SUBSCRIBED_TO_TOPIC; a group of another protocol type with members is
-NON_EMPTY_GROUP. Unknown topics and partitions are UNKNOWN_TOPIC_OR_PARTITION. The answer waits until the tombstones
-are written. An empty group that loses its last offset is deleted, as in Kafka.
+v0 only. An empty group loses all named offsets; a consumer group with members loses the offsets of topics that no
+member subscribes to, the others are GROUP_SUBSCRIBED_TO_TOPIC; a group of another protocol type with members is
+NON_EMPTY_GROUP. Unknown topics and partitions are UNKNOWN_TOPIC_OR_PARTITION. The answer waits until the tombstones are
+written. An empty group that loses its last offset is deleted, as in Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import All, Each, Needs
 from klamm.apis.slices import Steps, begin, each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
@@ -24,17 +25,19 @@ from klamm.protocol.messages.offset_delete import (
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
 )
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest
 ) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse] | Sliced[OffsetDeleteResponse]:
-    return begin(_delete(broker, req))
+    return begin(_delete(broker, ctx, req))
 
 
-def _delete(broker: Broker, req: OffsetDeleteRequest) -> Steps[Any]:
+def _delete(broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest) -> Steps[Any]:
     snapshot = broker.metadata.snapshot
     known: dict[TopicPartition, None] = {}
+    ctx.hold(known)
 
     def add(topic: OffsetDeleteRequestTopic, partition: OffsetDeleteRequestPartition) -> None:
         if snapshot.partition(topic.name, partition.partition_index) is not None:
@@ -44,15 +47,16 @@ def _delete(broker: Broker, req: OffsetDeleteRequest) -> Steps[Any]:
     groups: GroupCoordinator = broker.groups
     deleted = yield from groups.delete_offsets(req.group_id, list(known))
     if deleted.done:
-        return (yield from _response(req, deleted.value))
-    return deleted.map(lambda result: begin(_response(req, result))).on(broker.loop)
+        return (yield from _response(ctx, req, deleted.value))
+    return deleted.map(lambda result: begin(_response(ctx, req, result))).on(broker.loop)
 
 
 def _response(
-    req: OffsetDeleteRequest, result: dict[TopicPartition, ErrorCode] | ErrorCode
+    ctx: RequestContext, req: OffsetDeleteRequest, result: dict[TopicPartition, ErrorCode] | ErrorCode
 ) -> Steps[OffsetDeleteResponse]:
     if isinstance(result, ErrorCode):
         return OffsetDeleteResponse(error_code=result, throttle_time_ms=0, topics=())
+    ctx.hold(result)
     topics = yield from each_partition(
         req.topics,
         lambda topic: topic.partitions,
@@ -67,4 +71,26 @@ def _response(
     return OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics)
 
 
-API = Api(OffsetDeleteRequest, OffsetDeleteResponse, versions=(0, 0), plane=Plane.DATA, handle=handle)
+_GUARD: Final = All(
+    (
+        Needs(
+            ResourceType.GROUP,
+            AclOperation.DELETE,
+            lambda req: req.group_id,
+            lambda ctx, req, error: OffsetDeleteResponse(error_code=error, throttle_time_ms=0, topics=()),
+        ),
+        Each(
+            kind=ResourceType.TOPIC,
+            operation=AclOperation.READ,
+            asked="topics",
+            answers="topics",
+            name=lambda topic: topic.name,
+            rows=lambda topic: topic.partitions,
+            refuse=lambda row, error: OffsetDeleteResponsePartition(
+                partition_index=row.partition_index, error_code=error
+            ),
+            gather=lambda topic, rows: OffsetDeleteResponseTopic(name=topic.name, partitions=rows),
+        ),
+    )
+)
+API = Api(OffsetDeleteRequest, OffsetDeleteResponse, versions=(0, 0), plane=Plane.DATA, handle=handle, guard=_GUARD)

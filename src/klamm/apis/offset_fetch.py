@@ -10,14 +10,17 @@ does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Collection, Sequence
+from itertools import compress
+from typing import Any, TypeVar
 
+from klamm.apis.access import may, remembering
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.slices import SLICE, Steps, begin, each, each_partition
 from klamm.coordinator.group_coordinator import FetchedOffset, GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
+from klamm.protocol.chunked import ChunkedList
 from klamm.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -30,6 +33,7 @@ from klamm.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 _GROUPS_A_SLICE = 20
 _NO_OFFSET = -1
@@ -45,20 +49,19 @@ AskedTopics = Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics] | Non
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetFetchRequest
 ) -> OffsetFetchResponse | Sliced[OffsetFetchResponse]:
-    groups: GroupCoordinator = broker.groups
-    return begin(_several(groups, req) if ctx.api_version >= 8 else _one(groups, req, ctx.api_version))
+    return begin(_several(broker, ctx, req) if ctx.api_version >= 8 else _one(broker, ctx, req))
 
 
-def _one(groups: GroupCoordinator, req: OffsetFetchRequest, version: int) -> Steps[OffsetFetchResponse]:
-    partitions = yield from _partitions(req.topics)
-    offsets = yield from _fetch(groups, req.group_id, partitions, req.require_stable)
+def _one(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> Steps[OffsetFetchResponse]:
+    partitions = yield from _partitions(ctx, req.topics)
+    offsets = yield from _fetch(broker, ctx, req.group_id, partitions, req.require_stable)
     if isinstance(offsets, ErrorCode):
-        if version >= 2:
+        if ctx.api_version >= 2:
             return OffsetFetchResponse(error_code=offsets)
         failed = FetchedOffset(None, offsets)
         offsets = dict.fromkeys(partitions or (), failed)
     topics = yield from each_partition(
-        (yield from _by_topic(offsets)).items(),
+        (yield from _by_topic(ctx, offsets)).items(),
         lambda topic: topic[1],
         lambda _, partition: _partition(OffsetFetchResponsePartition, *partition),
         lambda topic, found: OffsetFetchResponseTopic(name=topic[0], partitions=found),
@@ -66,29 +69,38 @@ def _one(groups: GroupCoordinator, req: OffsetFetchRequest, version: int) -> Ste
     return OffsetFetchResponse(topics=topics)
 
 
-def _several(groups: GroupCoordinator, req: OffsetFetchRequest) -> Steps[OffsetFetchResponse]:
+def _several(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> Steps[OffsetFetchResponse]:
     asked: dict[str, OffsetFetchRequestGroup] = {}
+    ctx.hold(asked)
     yield from each(req.groups, lambda group: _merge(asked, group))
     answers: list[OffsetFetchResponseGroup] = []
     for group in asked.values():
         if answers and len(answers) % _GROUPS_A_SLICE == 0:
             yield
-        answers.append((yield from _group(groups, group, req.require_stable)))
+        answers.append((yield from _group(broker, ctx, group, req.require_stable)))
     return OffsetFetchResponse(groups=answers)
 
 
 def _merge(groups: dict[str, OffsetFetchRequestGroup], asked: OffsetFetchRequestGroup) -> None:
-    """Once each, with the partitions of all mentions: a short request could else ask for more than memory holds."""
+    """Collect each group once, with the partitions of all mentions: a short request could else exhaust the memory."""
     known = groups.setdefault(asked.group_id, asked)
     if known is asked or known.topics is None:
         return
     if asked.topics is None:
         known.topics = None
-    elif isinstance(known.topics, list):
-        known.topics += asked.topics
+    else:
+        if not isinstance(known.topics, ChunkedList):
+            known.topics = ChunkedList(known.topics)
+        known.topics.extend(asked.topics)
 
 
-def _partitions(topics: AskedTopics) -> Steps[list[TopicPartition] | None]:
+def _hold_large(ctx: RequestContext, collection: Collection[Any]) -> None:
+    """Small ones are very many if the request names many groups; they are freed with their group."""
+    if len(collection) > SLICE:
+        ctx.hold(collection)
+
+
+def _partitions(ctx: RequestContext, topics: AskedTopics) -> Steps[list[TopicPartition] | None]:
     if topics is None:
         return None
     wanted: dict[TopicPartition, None] = {}
@@ -98,10 +110,42 @@ def _partitions(topics: AskedTopics) -> Steps[list[TopicPartition] | None]:
         lambda topic, index: wanted.setdefault(TopicPartition(topic.name, index)),
         lambda *_: None,
     )
+    _hold_large(ctx, wanted)
     return list(wanted)
 
 
 def _fetch(
+    broker: Broker,
+    ctx: RequestContext,
+    group_id: str,
+    partitions: list[TopicPartition] | None,
+    require_stable: bool,
+) -> Steps[Offsets | ErrorCode]:
+    groups: GroupCoordinator = broker.groups
+    if broker.acls is None:
+        return (yield from _fetch_allowed(groups, group_id, partitions, require_stable))
+    if not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    may_describe = remembering(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC)
+
+    def is_allowed(tp: TopicPartition) -> bool:
+        return may_describe(tp.topic)
+
+    if partitions is None:
+        found = yield from _fetch_allowed(groups, group_id, None, require_stable)
+        if isinstance(found, ErrorCode):
+            return found
+        kept = yield from each(found, is_allowed)
+        return dict(compress(found.items(), kept))
+    chosen = yield from each(partitions, is_allowed)
+    found = yield from _fetch_allowed(groups, group_id, list(compress(partitions, chosen)), require_stable)
+    if isinstance(found, ErrorCode):
+        return found
+    refused = FetchedOffset(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return found | {tp: refused for tp, is_chosen in zip(partitions, chosen, strict=True) if not is_chosen}
+
+
+def _fetch_allowed(
     groups: GroupCoordinator, group_id: str, partitions: list[TopicPartition] | None, require_stable: bool
 ) -> Steps[Offsets | ErrorCode]:
     if partitions is None or len(partitions) <= SLICE:
@@ -116,13 +160,16 @@ def _fetch(
     return found
 
 
-def _by_topic(offsets: Offsets) -> Steps[dict[str, list[tuple[int, FetchedOffset]]]]:
+def _by_topic(ctx: RequestContext, offsets: Offsets) -> Steps[dict[str, list[tuple[int, FetchedOffset]]]]:
     by_topic: dict[str, list[tuple[int, FetchedOffset]]] = {}
 
     def add(found: tuple[TopicPartition, FetchedOffset]) -> None:
         by_topic.setdefault(found[0].topic, []).append((found[0].partition, found[1]))
 
     yield from each(offsets.items(), add)
+    _hold_large(ctx, tuple(offsets.values()))
+    yield from each(by_topic.values(), lambda found: _hold_large(ctx, found))
+    _hold_large(ctx, by_topic)
     return by_topic
 
 
@@ -138,14 +185,14 @@ def _partition(cls: type[P], index: int, fetched: FetchedOffset) -> P:
 
 
 def _group(
-    groups: GroupCoordinator, asked: OffsetFetchRequestGroup, require_stable: bool
+    broker: Broker, ctx: RequestContext, asked: OffsetFetchRequestGroup, require_stable: bool
 ) -> Steps[OffsetFetchResponseGroup]:
-    partitions = yield from _partitions(asked.topics)
-    offsets = yield from _fetch(groups, asked.group_id, partitions, require_stable)
+    partitions = yield from _partitions(ctx, asked.topics)
+    offsets = yield from _fetch(broker, ctx, asked.group_id, partitions, require_stable)
     if isinstance(offsets, ErrorCode):
         return OffsetFetchResponseGroup(group_id=asked.group_id, topics=(), error_code=offsets)
     topics = yield from each_partition(
-        (yield from _by_topic(offsets)).items(),
+        (yield from _by_topic(ctx, offsets)).items(),
         lambda topic: topic[1],
         lambda _, partition: _partition(OffsetFetchResponsePartitions, *partition),
         lambda topic, found: OffsetFetchResponseTopics(name=topic[0], partitions=found),

@@ -1,14 +1,18 @@
 """OffsetForLeaderEpoch (23): where a leader epoch ends, so that a reader finds where its log diverges (KIP-101/320).
 
-v0-4: leader epoch in the response v1; the reader's current leader epoch v2, checked (74, 75); replica id v3.
-A debugging consumer (replica id -2) that asks for epoch 2^31-1 gets the epoch of the last record and the end of the
-log: so a controller compares logs before an election. It is refused with UNKNOWN_LEADER_EPOCH (75) until the replica
+v0-4: leader epoch in the response v1; the reader's current leader epoch v2, checked (74, 75); replica id v3. A
+debugging consumer (replica id -2) that asks for epoch 2^31-1 gets the epoch of the last record and the end of the log.
+A controller compares logs this way before an election. It is refused with UNKNOWN_LEADER_EPOCH (75) until the replica
 knows the consumer's current leader epoch.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from klamm.apis.access import may_on_cluster
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import Each, FromPeer, Handle
 from klamm.apis.slices import LOGS, Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, TopicPartition
@@ -22,6 +26,7 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 from klamm.replica.partition_reader import offset_for_leader_epoch
+from klamm.security.acl.bindings import AclOperation, ResourceType
 
 
 def handle(
@@ -62,9 +67,10 @@ def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, requ
 
 
 def _log_end(broker: Broker, tp: TopicPartition, current_leader_epoch: int) -> EpochEndOffset:
-    """Where the log ends, of a leader or a follower that knows the epoch in which there is no leader, or a later one.
+    """Return the end of the log of a replica that knows the epoch without a leader, or a later one.
 
-    Before that it may still append in the name of an older epoch. A log with a gap ends there: as a follower it is cut.
+    Before that, it may still append records of an older epoch. A log with a gap counts up to the gap: a follower
+    truncates there.
     """
     if tp in broker.replicas.offline:
         return EpochEndOffset(error_code=ErrorCode.KAFKA_STORAGE_ERROR, partition=tp.partition)
@@ -81,6 +87,50 @@ def _log_end(broker: Broker, tp: TopicPartition, current_leader_epoch: int) -> E
     )
 
 
+def _row(asked: OffsetForLeaderPartition, error: ErrorCode) -> EpochEndOffset:
+    return EpochEndOffset(error_code=error, partition=asked.partition)
+
+
+def _refuse_all(ctx: RequestContext, req: OffsetForLeaderEpochRequest, error: ErrorCode) -> Any:
+    return begin(_refusal(req, error))
+
+
+def _refusal(req: OffsetForLeaderEpochRequest, error: ErrorCode) -> Steps[OffsetForLeaderEpochResponse]:
+    topics = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda _, asked: _row(asked, error),
+        lambda topic, rows: OffsetForLeaderTopicResult(topic=topic.topic, partitions=rows),
+    )
+    return OffsetForLeaderEpochResponse(topics=topics)
+
+
+class _Guard:
+    """Followers are peers. Consumers need DESCRIBE on the topics (KIP-320), unless they have CLUSTER_ACTION."""
+
+    _each = Each(
+        kind=ResourceType.TOPIC,
+        operation=AclOperation.DESCRIBE,
+        asked="topics",
+        answers="topics",
+        name=lambda topic: topic.topic,
+        rows=lambda topic: topic.partitions,
+        refuse=_row,
+        gather=lambda topic, rows: OffsetForLeaderTopicResult(topic=topic.topic, partitions=rows),
+    )
+    _peer = FromPeer(_refuse_all, sender=lambda req: req.replica_id)
+
+    def is_needed(self, broker: Broker) -> bool:
+        return self._peer.is_needed(broker)
+
+    def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: OffsetForLeaderEpochRequest) -> Any:
+        if broker.acls is None:
+            return self._peer(broker, handle, ctx, req) if req.replica_id >= 0 else handle(ctx, req)
+        if may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION, is_probe=True):
+            return handle(ctx, req)
+        return self._each(broker, handle, ctx, req)
+
+
 API = Api(
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -88,4 +138,5 @@ API = Api(
     plane=Plane.DATA,
     handle=handle,
     is_read=True,
+    guard=_Guard(),
 )

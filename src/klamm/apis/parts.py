@@ -8,7 +8,7 @@ they are. An event for the controller is also no larger than a part.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,21 +18,23 @@ from typing import Any, Final, NamedTuple
 
 from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.apis.deadlines import Deadline
+from klamm.protocol.chunked import ChunkedList
 from klamm.waiting import after
 
 MOST: Final = 200
-"""Elements that are handled without giving the loop back, if one takes a few microseconds."""
+"""Elements that are handled in one slice of the loop, if each takes a few microseconds."""
 _PAUSE: Final = 1000
 """Elements that are checked before the loop serves others."""
 
 Handler = Callable[[Broker, RequestContext, Any], Any]
 Steps = Generator[None, None, Any]
+Hold = Callable[[Collection[Any]], None]
 
 
 class _Part(NamedTuple):
     elements: list[Any]
     is_continued: bool
-    """The first element is the rest of the last one of the part before."""
+    """Whether the first element continues the last one of the previous part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +72,19 @@ class Parts:
             room -= weigh(element)
         return room >= 0
 
-    def split(self, elements: Sequence[Any]) -> Iterator[_Part | None]:
+    def split(self, elements: Sequence[Any], hold: Hold) -> Iterator[_Part | None]:
         """Yield the parts, and None where the loop may turn."""
-        return self._split_whole(elements) if self.rows is None else self._split_rows(elements, self.rows)
+        if self.rows is None:
+            return self._split_whole(elements, hold)
+        return self._split_rows(elements, self.rows, hold)
 
-    def _split_whole(self, elements: Sequence[Any]) -> Iterator[_Part | None]:
+    def _split_whole(self, elements: Sequence[Any], hold: Hold) -> Iterator[_Part | None]:
         part: list[Any] = []
         room = self.most
         chosen: Iterable[list[Any]] = ([element] for element in elements)
         if self.key is not None:
             groups: dict[Hashable, list[Any]] = {}
+            hold(groups)
             for index, element in enumerate(elements):
                 same = groups.setdefault(self.key(element), [])
                 if len(same) < self.copies:
@@ -96,10 +101,11 @@ class Parts:
         if part:
             yield _Part(part, False)
 
-    def _split_rows(self, elements: Sequence[Any], rows: str) -> Iterator[_Part | None]:
+    def _split_rows(self, elements: Sequence[Any], rows: str, hold: Hold) -> Iterator[_Part | None]:
         part: list[Any] = []
         room, is_continued = self.most, False
         seen: set[tuple[Any, Any]] = set()
+        hold(seen)
         for element in elements:
             all_rows = getattr(element, rows)
             start = 0
@@ -153,9 +159,9 @@ class _PartedRequest:
         self._broker = broker
         self._ctx = ctx
         self._req = req
-        self._rest = parts.split(getattr(req, parts.asked))
+        self._rest = parts.split(getattr(req, parts.asked), ctx.hold)
         self._responses: list[tuple[Any, bool]] = []
-        """Responses or their futures, and whether they continue the last answer before."""
+        """Responses or their futures, and whether each continues the previous answer."""
         timeout_ms = getattr(req, "timeout_ms", None)
         self._deadline = None if timeout_ms is None or parts.together else Deadline(broker.loop, timeout_ms)
 
@@ -196,7 +202,9 @@ class _PartedRequest:
 
     def _join(self) -> Steps:
         joined = _Joined(self._parts)
-        for response, is_continued in self._responses:
+        self._responses.reverse()
+        while self._responses:
+            response, is_continued = self._responses.pop()
             yield
             found = response.result() if isinstance(response, asyncio.Future) else response
             if isinstance(found, GeneratorType):
@@ -214,9 +222,9 @@ class _Joined:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._answers: list[Any] = []
+        self._answers: ChunkedList[Any] = ChunkedList()
         self._nodes: dict[int, Any] = {}
-        self._tail: list[Any] = []
+        self._tail: ChunkedList[Any] = ChunkedList()
         self._tail_of: Any = None
         self.response: Any = None
 
@@ -229,7 +237,7 @@ class _Joined:
         if is_continued and self._answers and answers and self._is_same(self._answers[-1], answers[0]):
             self._extend(self._answers[-1], getattr(answers[0], parts.row_answers))
             answers = answers[1:]
-        self._answers += answers
+        self._answers.extend(answers)
         if parts.union is not None:
             for node in getattr(response, parts.union):
                 self._nodes.setdefault(node.node_id, node)
@@ -242,9 +250,9 @@ class _Joined:
     def _extend(self, answer: Any, rows: Sequence[Any]) -> None:
         if self._tail_of is not answer:
             self._tail_of = answer
-            self._tail = list(getattr(answer, self._parts.row_answers))
+            self._tail = ChunkedList(getattr(answer, self._parts.row_answers))
             setattr(answer, self._parts.row_answers, self._tail)
-        self._tail += rows
+        self._tail.extend(rows)
 
 
 def _with(struct: Any, field: str, value: Any) -> Any:

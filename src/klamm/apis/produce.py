@@ -1,27 +1,36 @@
 """Produce (0): appends record batches to the partitions this broker leads.
 
-v0-11: append time v2; transactional id v3; KAFKA_STORAGE_ERROR v4 (before it NOT_LEADER_OR_FOLLOWER); log start offset
+v0-12: append time v2; transactional id v3; KAFKA_STORAGE_ERROR v4 (before it NOT_LEADER_OR_FOLLOWER); log start offset
 v5; zstd v7 (before it UNSUPPORTED_COMPRESSION_TYPE, 76); record errors and messages v8; the current leader and its
-endpoint when this broker is not it v10. v0-2 carry messages of the formats 0 and 1, which become record batches; from
-v3 on they are INVALID_RECORD (87).
+endpoint when this broker is not it v10; TRANSACTION_ABORTABLE (120) v11 (before it INVALID_TXN_STATE, 48); transactions
+of `transaction.version` 2, whose partitions the leader adds, v12. v0-2 carry messages of the formats 0 and 1, which
+become record batches; from v3 on they are INVALID_RECORD (87).
 acks=0 gets no response, and a failure then closes the connection, because the client has no other way to notice. acks
-other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactions are left out: a transactional id is answered with
-INVALID_TXN_STATE (48), as for a partition that is in no transaction; transactional records without such an id are
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request.
+other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactional records without a transactional id are
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request. Before the first batch of a transaction the leader
+asks the coordinator (KIP-890): a partition that is not in the transaction is INVALID_TXN_STATE, a coordinator that
+cannot be asked NOT_ENOUGH_REPLICAS (19), which clients repeat. Before v12 a transactional request is late if the
+producer has a younger connection to this broker, or has closed this one, or has aborted a transaction after it opened
+this one (unless its library renews the epoch after a batch of unknown fate): it has no answer, and appends nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
 
+from klamm.apis.access import may
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.guards import Each, Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.parts import Parts, in_parts
+from klamm.apis.slices import Steps, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
-from klamm.model import TopicPartition
+from klamm.model import TopicPartition, TransactionVersion
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -30,6 +39,7 @@ from klamm.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
 from klamm.protocol.record_batch import (
@@ -41,11 +51,17 @@ from klamm.protocol.record_batch import (
 )
 from klamm.replica.append_path import append_records, failed
 from klamm.replica.record_checks import AppendResults, RecordsBytes
+from klamm.replica.transaction_verification import append_transactional
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
 _FIRST_WITH_BATCHES: Final = 3
 _FIRST_WITH_ZSTD: Final = 7
+_FIRST_WITH_ABORTABLE: Final = 11
+_FIRST_WITH_TV_2: Final = 12
+_RENEWING_CLIENTS: Final = ("apache-kafka-java", "librdkafka", "confluent-kafka")
+"""Libraries that take a new epoch after a batch whose fate they do not know (KIP-360), by the names of KIP-511."""
 _FLAGS: Final = ATTRIBUTES_POSITION + 1
 """The byte of a batch's attributes that has all the bits in use."""
 
@@ -65,10 +81,9 @@ def handle(
                 is_transactional = True
     if not -1 <= acks <= 1:
         return _response(broker, ctx, _refused(entries, ErrorCode.INVALID_REQUIRED_ACKS))
-    if req.transactional_id is not None:
-        results: AppendResults | asyncio.Future[AppendResults] = _refused(entries, ErrorCode.INVALID_TXN_STATE)
-    elif is_transactional:
-        results = _refused(entries, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    results: AppendResults | asyncio.Future[AppendResults]
+    if is_transactional:
+        results = _append_transactional(broker, ctx, req, entries)
     elif ctx.api_version < _FIRST_WITH_ZSTD:
         results = _append_old(broker, ctx, req, entries)
     else:
@@ -84,21 +99,63 @@ def _answer(broker: Broker, ctx: RequestContext, acks: int, results: AppendResul
         if any(result.error for result in results.values()):
             ctx.close_connection()
         return None
+    if ctx.closes_connection:
+        return None
     return _response(broker, ctx, results)
+
+
+def _append_transactional(
+    broker: Broker, ctx: RequestContext, req: ProduceRequest, entries: dict[TopicPartition, RecordsBytes]
+) -> AppendResults | asyncio.Future[AppendResults]:
+    if req.transactional_id is None:
+        return _refused(entries, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    version = TransactionVersion.TV_2 if ctx.api_version >= _FIRST_WITH_TV_2 else TransactionVersion.TV_1
+    refused = {} if ctx.api_version >= _FIRST_WITH_ZSTD else _packed_too_new(entries)
+    done = append_transactional(
+        broker.replicas,
+        req.acks,
+        ctx.client_id == ADMIN_CLIENT_ID,
+        AppendOrigin.CLIENT,
+        {tp: records for tp, records in entries.items() if tp not in refused} if refused else entries,
+        req.timeout_ms,
+        transactional_id=req.transactional_id,
+        version=version,
+        connection=ctx.channel.order,
+        admit=None if version.bumps_epoch else partial(_admit, ctx),
+        renews_epoch=ctx.client_software_name.startswith(_RENEWING_CLIENTS),
+    )
+
+    def as_told(results: AppendResults) -> AppendResults:
+        if any(result.error == ErrorCode.NETWORK_EXCEPTION for result in results.values()):
+            ctx.close_connection()
+        return {tp: _as_told(refused.get(tp) or results[tp], ctx.api_version) for tp in order}
+
+    order = tuple(entries)
+    return after(done, as_told)
+
+
+def _is_transactional(records: RecordsBytes | None) -> bool:
+    return (
+        records is not None
+        and len(records) > _FLAGS
+        and bool(records[_FLAGS] & TRANSACTIONAL_BIT)
+        and records[MAGIC_POSITION] == MAGIC_V2
+    )
+
+
+def _admit(ctx: RequestContext) -> ErrorCode:
+    """A client that closed its connection while the coordinator was asked has given up the batch.
+
+    It may be a late one of an earlier transaction, whose bytes and whose end of the connection arrive together.
+    """
+    return ErrorCode.NETWORK_EXCEPTION if ctx.has_ended() else ErrorCode.NONE
 
 
 def _append_old(
     broker: Broker, ctx: RequestContext, req: ProduceRequest, entries: dict[TopicPartition, RecordsBytes]
 ) -> AppendResults | asyncio.Future[AppendResults]:
     """As for newer versions, but zstd came later: a client this old could not read its own records back."""
-    message = f"zstd needs Produce v{_FIRST_WITH_ZSTD}"
-    refused = {
-        tp: failed(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, message)
-        for tp, records in entries.items()
-        if len(records) > _FLAGS
-        and records[MAGIC_POSITION] == MAGIC_V2
-        and records[_FLAGS] & COMPRESSION_MASK == CompressionType.ZSTD
-    }
+    refused = _packed_too_new(entries)
     accepted = {tp: records for tp, records in entries.items() if tp not in refused}
     is_admin = ctx.client_id == ADMIN_CLIENT_ID
     is_converted = ctx.api_version < _FIRST_WITH_BATCHES
@@ -113,9 +170,23 @@ def _append_old(
     return after(done, in_order)
 
 
+def _packed_too_new(entries: dict[TopicPartition, RecordsBytes]) -> AppendResults:
+    """Return the results for batches of zstd in requests that are too old for it."""
+    message = f"zstd needs Produce v{_FIRST_WITH_ZSTD}"
+    return {
+        tp: failed(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, message)
+        for tp, records in entries.items()
+        if len(records) > _FLAGS
+        and records[MAGIC_POSITION] == MAGIC_V2
+        and records[_FLAGS] & COMPRESSION_MASK == CompressionType.ZSTD
+    }
+
+
 def _as_told(result: AppendResult, version: int) -> AppendResult:
     if version <= 3 and result.error == ErrorCode.KAFKA_STORAGE_ERROR:
         return result.with_error(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    if version < _FIRST_WITH_ABORTABLE and result.error == ErrorCode.TRANSACTION_ABORTABLE:
+        return result.with_error(ErrorCode.INVALID_TXN_STATE)
     return result
 
 
@@ -170,4 +241,75 @@ _PARTS: Final = Parts(
     together=True,
     union="node_endpoints",
 )
-API = Api(ProduceRequest, ProduceResponse, versions=(0, 11), plane=Plane.DATA, handle=in_parts(handle, _PARTS))
+
+
+def _refused_topic(topic: TopicProduceData, rows: Sequence[PartitionProduceResponse]) -> TopicProduceResponse:
+    return TopicProduceResponse(name=topic.name, partition_responses=rows)
+
+
+def _close_without_acks(ctx: RequestContext, req: ProduceRequest) -> None:
+    if req.acks == 0:
+        ctx.close_connection()
+
+
+_WRITE: Final = AclOperation.WRITE
+_TOPIC: Final = ResourceType.TOPIC
+
+
+class _Guard:
+    """Every topic needs WRITE, and the transactional id of transactional records."""
+
+    _topics = Each(
+        kind=ResourceType.TOPIC,
+        operation=AclOperation.WRITE,
+        asked="topic_data",
+        answers="responses",
+        name=lambda topic: topic.name,
+        rows=lambda topic: topic.partition_data,
+        refuse=lambda row, error: PartitionProduceResponse(index=row.index, error_code=error, base_offset=-1),
+        gather=_refused_topic,
+        on_refusal=_close_without_acks,
+    )
+
+    def is_needed(self, broker: Broker) -> bool:
+        return broker.acls is not None
+
+    def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: ProduceRequest) -> Any:
+        transactional_id = req.transactional_id
+        topics = req.topic_data
+        if transactional_id is None and len(topics) == 1:  # the usual request
+            if may(broker, ctx, _WRITE, _TOPIC, topics[0].name):
+                return handle(ctx, req)
+            return self._topics.without(handle, ctx, req)
+        if (
+            transactional_id is not None
+            and _has_transactional_records(req)
+            and not may(broker, ctx, _WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+        ):
+            _close_without_acks(ctx, req)
+            return None if req.acks == 0 else begin(_refuse_all(req, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+        return self._topics(broker, handle, ctx, req)
+
+
+def _has_transactional_records(req: ProduceRequest) -> bool:
+    return any(_is_transactional(data.records) for topic in req.topic_data for data in topic.partition_data)
+
+
+def _refuse_all(req: ProduceRequest, error: ErrorCode) -> Steps[ProduceResponse]:
+    topics = yield from each_partition(
+        req.topic_data,
+        lambda topic: topic.partition_data,
+        lambda _, row: PartitionProduceResponse(index=row.index, error_code=error, base_offset=-1),
+        _refused_topic,
+    )
+    return ProduceResponse(responses=topics)
+
+
+API = Api(
+    ProduceRequest,
+    ProduceResponse,
+    versions=(0, 12),
+    plane=Plane.DATA,
+    handle=in_parts(handle, _PARTS),
+    guard=_Guard(),
+)

@@ -1,4 +1,4 @@
-"""Requests that name very many things, answered a slice at a time so that other clients are served in between.
+"""Answers requests with very many elements in slices, so that other clients are served in between.
 
 A handler builds its answer in a generator that pauses after `SLICE` elements, and passes it to `begin`: an answer that
 fits into one slice is returned at once, as by a plain function.
@@ -6,13 +6,15 @@ fits into one slice is returned at once, as by a plain function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final, TypeVar
 
-SLICE: Final = 200
-"""Cheap elements that are answered without giving the loop back: about a millisecond."""
+from klamm.protocol.chunked import of_chunks
+
+SLICE: Final = 100
+"""Cheap elements that are answered in one slice: about half a millisecond."""
 LOGS: Final = 10
-"""The same for partitions whose logs are looked into: to open one takes some tenths of a millisecond."""
+"""The same for partitions whose logs are read: opening a log takes some tenths of a millisecond."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -22,7 +24,7 @@ Steps = Generator[None, None, A]
 
 
 def begin(steps: Steps[A]) -> A | Steps[A]:
-    """The result if the first step is the only one, else the steps that are left."""
+    """Return the result if the first step is the only one, else the remaining steps."""
     try:
         next(steps)
     except StopIteration as done:
@@ -31,40 +33,56 @@ def begin(steps: Steps[A]) -> A | Steps[A]:
     return steps
 
 
-def each(items: Iterable[A], answer: Callable[[A], B], size: int = SLICE) -> Steps[list[B]]:
+def each(items: Iterable[A], answer: Callable[[A], B], size: int = SLICE) -> Steps[Sequence[B]]:
     """Return `answer(item)` for each item, `size` items per slice."""
     answers: list[B] = []
+    chunks = [answers]
+    room = size
     for item in items:
-        if answers and len(answers) % size == 0:
+        if room <= 0:
             yield
+            room = size
+            answers = _next_chunk(chunks)
+        room -= 1
         answers.append(answer(item))
-    return answers
+    return of_chunks(chunks)
 
 
 def each_partition(
     topics: Iterable[T],
     partitions: Callable[[T], Iterable[P]],
     answer: Callable[[T, P], A],
-    gather: Callable[[T, list[A]], B],
+    gather: Callable[[T, Sequence[A]], B],
     size: int = SLICE,
-) -> Steps[list[B]]:
+) -> Steps[Sequence[B]]:
     """Return `gather(topic, answers of its partitions)` for each topic; topics without partitions count too.
 
     A slice has `size` of them.
     """
     gathered: list[B] = []
+    all_gathered = [gathered]
     room = size
     for topic in topics:
         answers: list[A] = []
+        chunks = [answers]
         for partition in partitions(topic):
             if room <= 0:
                 yield
                 room = size
+                answers = _next_chunk(chunks)
             room -= 1
             answers.append(answer(topic, partition))
         room -= 1
-        gathered.append(gather(topic, answers))
+        gathered.append(gather(topic, of_chunks(chunks)))
         if room <= 0:
             yield
             room = size
-    return gathered
+            gathered = _next_chunk(all_gathered)
+    return of_chunks(all_gathered)
+
+
+def _next_chunk(chunks: list[list[A]]) -> list[A]:
+    """Return the list for the next elements: a new one if the last is long enough."""
+    if len(chunks[-1]) >= SLICE:
+        chunks.append([])
+    return chunks[-1]

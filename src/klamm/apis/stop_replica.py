@@ -1,15 +1,18 @@
-"""StopReplica (5): the controller takes partitions away from this broker, with or without their logs.
+"""StopReplica (5): the controller stops replicas on this broker, and deletes their logs if it says so.
 
-v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag per partition v3 (KIP-570), so that
-a stop that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used).
-A whole-request error (77, 11, -1 a bug) comes without partitions. A request of thousands of partitions is carried out
-in several turns of the loop; no other control request is handled before it is complete.
+v0-4: broker epoch and grouping by topic v1; a leader epoch and a delete flag per partition v3 (KIP-570), so that a stop
+that was overtaken by a LeaderAndIsr is refused (74); KRaft flag v4 (read and not used). A whole-request error (77, 11,
+-1 a bug) comes without partitions. A request of thousands of partitions is carried out in several turns of the loop; no
+other control request is handled before it is complete.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
+from klamm.apis.guards import FromPeer
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
@@ -24,15 +27,17 @@ def handle(
         return StopReplicaResponse(error_code=error, partition_errors=())
 
     def stop() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
-        return broker.replicas.exclusively(lambda: _stop(broker, req))
+        return broker.replicas.exclusively(lambda: _stop(broker, ctx, req))
 
     return from_controller(broker, ctx, req, first_with_broker_epoch=1, handle=stop, refuse=refuse)
 
 
-def _stop(broker: Broker, req: StopReplicaRequest) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
+def _stop(
+    broker: Broker, ctx: RequestContext, req: StopReplicaRequest
+) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return StopReplicaResponse(error_code=error, partition_errors=())
-    return after(stop_replicas(broker.replicas, req.controller_epoch, _stops(req)), _respond)
+    return after(stop_replicas(broker.replicas, req.controller_epoch, _stops(req), ctx.correlation_id), _respond)
 
 
 def _respond(result: StateChangeResult) -> StopReplicaResponse:
@@ -63,4 +68,8 @@ def _stops(req: StopReplicaRequest) -> list[StopReplica]:
     return stops
 
 
-API = Api(StopReplicaRequest, StopReplicaResponse, versions=(0, 4), plane=Plane.CONTROL, handle=handle)
+_GUARD: Final = FromPeer(
+    lambda ctx, req, error: StopReplicaResponse(error_code=error, partition_errors=()),
+    sender=lambda req: req.controller_id,
+)
+API = Api(StopReplicaRequest, StopReplicaResponse, versions=(0, 4), plane=Plane.CONTROL, handle=handle, guard=_GUARD)

@@ -9,20 +9,22 @@ REBALANCE_IN_PROGRESS: the rebalance was lost with its predecessor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.apis.copies import INLINE_BYTES, copy
+from klamm.apis.guards import Needs
 from klamm.coordinator.effects import SyncGroupResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import SyncGroup
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
 _SLICE: Final = 1000
-"""Assignments that are read without giving the loop back."""
+"""Assignments that are read in one slice of the loop."""
 
 
 def handle(
@@ -39,12 +41,13 @@ def _sync_in_slices(
 ) -> Generator[None, None, SyncGroupResponse | asyncio.Future[SyncGroupResponse]]:
     size = yield from _size(req)
     groups: GroupCoordinator = broker.groups
+    members = groups.member_ids(req.group_id)
     if size > groups.config.record_max_bytes:
         # Not copied out of the frame: the group is not stored.
-        return _sync(broker, req, (yield from _assignments(req, lambda view: view)))
+        return _sync(broker, req, (yield from _assignments(req, members, lambda view: view)))
     if size <= INLINE_BYTES:
-        return _sync(broker, req, (yield from _assignments(req, bytes)))
-    copied = broker.replicas.record_checks.submit(lambda: at_once(_assignments(req, copy)))
+        return _sync(broker, req, (yield from _assignments(req, members, bytes)))
+    copied = broker.replicas.record_checks.submit(lambda: at_once(_assignments(req, members, copy)))
     return after(copied, lambda assignments: _sync(broker, req, assignments))
 
 
@@ -57,10 +60,14 @@ def _size(req: SyncGroupRequest) -> Generator[None, None, int]:
     return size
 
 
-def _assignments(req: SyncGroupRequest, take: Callable[[bytes], bytes]) -> Generator[None, None, dict[str, bytes]]:
+def _assignments(
+    req: SyncGroupRequest, members: Container[str], take: Callable[[bytes], bytes]
+) -> Generator[None, None, dict[str, bytes]]:
+    """Return the assignments of the members; others have none. No member joins within a generation."""
     assignments: dict[str, bytes] = {}
     for number, given in enumerate(req.assignments, 1):
-        assignments[given.member_id] = take(given.assignment)
+        if given.member_id in members:
+            assignments[given.member_id] = take(given.assignment)
         if number % _SLICE == 0:
             yield
     return assignments
@@ -90,4 +97,10 @@ def _response(result: SyncGroupResult) -> SyncGroupResponse:
     )
 
 
-API = Api(SyncGroupRequest, SyncGroupResponse, versions=(0, 5), plane=Plane.DATA, handle=handle)
+_GUARD: Final = Needs(
+    ResourceType.GROUP,
+    AclOperation.READ,
+    lambda req: req.group_id,
+    lambda ctx, req, error: _response(SyncGroupResult(error)),
+)
+API = Api(SyncGroupRequest, SyncGroupResponse, versions=(0, 5), plane=Plane.DATA, handle=handle, guard=_GUARD)

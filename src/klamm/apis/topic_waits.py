@@ -1,4 +1,4 @@
-"""Admin requests wait until this broker's own metadata shows what the controller did, so that their client sees it."""
+"""Admin requests wait until this broker's own metadata shows the change, so that their client sees it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def await_all(
     is_done: Callable[[K], bool],
     respond: Callable[[set[K]], Any],
 ) -> Steps[Any]:
-    """`respond` with the keys that are late: none once all are done, or those that are not when the time is over.
+    """Call `respond` with the keys that are not done: with none once all are done, or with the rest when the time is
+    over.
 
-    A change of one key looks at that key alone: with thousands of keys, looking at all of them for each would hold the
-    loop for seconds. A key that was seen done counts as done, whatever becomes of it later.
+    A change of one key checks that key alone: checking thousands of keys for each change would hold the loop for
+    seconds. A key that was done once stays done.
     """
     left = dict.fromkeys(keys)
 

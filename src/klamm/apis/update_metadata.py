@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Final
 
 from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
+from klamm.apis.guards import FromPeer
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
@@ -64,16 +66,17 @@ def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> U
         broker.groups.on_partitions_deleted(deleted)
     _wake(broker, update)
     if broker.control_log.is_enabled:
-        broker.control_log.record(_applied(broker, update))
+        broker.control_log.record(_applied(broker, update, ctx.correlation_id))
     return UpdateMetadataResponse(error_code=0)
 
 
-def _applied(broker: Broker, update: MetadataUpdate) -> MetadataApplied:
+def _applied(broker: Broker, update: MetadataUpdate, correlation_id: int) -> MetadataApplied:
     snapshot = broker.metadata.snapshot
     states = (state for topic in update.topics for state in topic.partitions)
     return MetadataApplied(
         update.controller_epoch,
         update.controller_id,
+        correlation_id,
         snapshot.update_count,
         tuple(snapshot.brokers),
         sum(len(topic.partitions) for topic in update.topics),
@@ -91,7 +94,7 @@ def _wake(broker: Broker, update: MetadataUpdate) -> None:
 
 
 def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> MetadataUpdate:
-    """The request as a value, whatever its version. The client id shows whether the controller is one of klamm's."""
+    """Convert a request of any version into a value. The client id shows whether the controller is klamm's."""
     grouped: dict[str, list[UpdateMetadataPartitionState]] = {}
     for state in req.ungrouped_partition_states:
         grouped.setdefault(state.topic_name, []).append(state)
@@ -142,4 +145,9 @@ def _endpoint(version: int, endpoint: UpdateMetadataEndpoint) -> EndPoint:
     return EndPoint(endpoint.listener if version >= 3 else protocol.name, endpoint.host, endpoint.port, protocol)
 
 
-API = Api(UpdateMetadataRequest, UpdateMetadataResponse, versions=(0, 8), plane=Plane.CONTROL, handle=handle)
+_GUARD: Final = FromPeer(
+    lambda ctx, req, error: UpdateMetadataResponse(error_code=error), sender=lambda req: req.controller_id
+)
+API = Api(
+    UpdateMetadataRequest, UpdateMetadataResponse, versions=(0, 8), plane=Plane.CONTROL, handle=handle, guard=_GUARD
+)

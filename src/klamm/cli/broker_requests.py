@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from klamm.cli.client import TIMEOUT_S, parse_address, unreachable
+from klamm.cli.command_config import current as command_config
+from klamm.cli.output import Failure
 from klamm.client.blocking_connection import Address, BlockingConnection, ask_once, connected
 
 if TYPE_CHECKING:
@@ -20,9 +23,22 @@ def ask(address: Address, request: Message, version: int, response: type[R], tim
     Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
     Kafka's protocol.
     """
-    return ask_once(address, request, version, response, timeout_s, client_id=CLIENT_ID)
+    return ask_once(
+        address, request, version, response, timeout_s, client_id=CLIENT_ID, security=command_config.security
+    )
 
 
 def connect(address: Address, timeout_s: float) -> AbstractContextManager[BlockingConnection]:
     """Open a connection for several requests. Raises the errors of `ask`."""
-    return connected(address, timeout_s, client_id=CLIENT_ID)
+    return connected(address, timeout_s, client_id=CLIENT_ID, security=command_config.security)
+
+
+def ask_any(servers: str, request: Message, version: int, response: type[R]) -> R:
+    """Send one request to the first broker of the list that answers. Fails with a sentence if none does."""
+    for server in servers.split(","):
+        address = parse_address(server)
+        try:
+            return ask(address, request, version, response, TIMEOUT_S)
+        except OSError:
+            continue
+    raise Failure(unreachable(servers))

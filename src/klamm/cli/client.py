@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from klamm.cli.command_config import current as command_config
 from klamm.cli.output import Failure, fail, say
 from klamm.errors import KlammError
+from klamm.model import parse_host_port
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
@@ -35,16 +37,38 @@ BootstrapServer = Annotated[
 ]
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
 def client_config(servers: str, **settings: object) -> dict[str, Any]:
-    """Return librdkafka's settings. Its own log is off, because the commands report errors as sentences."""
+    """Return librdkafka's settings, with passwords. Its log is off: the commands report errors as sentences."""
     return {
         "bootstrap.servers": servers,
         "client.id": "klamm-cli",
         "log_level": 0,
-        "error_cb": lambda error: None,
+        "error_cb": refusals.note,
         "socket.timeout.ms": int(TIMEOUT_S * 1000),
+        **command_config.librdkafka,
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
+
+
+class Refusals:
+    """Owns the last reason why a broker refused this client. librdkafka reports it beside the failed call."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def note(self, error: KafkaError) -> None:
+        if error.name() in ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
+            self._last = str(error.str()).strip().rstrip(".")
+
+    def take(self) -> str:
+        last, self._last = self._last, ""
+        return last
+
+
+refusals: Final = Refusals()
 
 
 def admin_client(servers: str) -> AdminClient:
@@ -67,20 +91,26 @@ def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> Clus
         else:
             metadata = admin.list_topics(topic, timeout=TIMEOUT_S)
     except KafkaException as error:
-        raise Failure(unreachable(servers) if _is_local(error.args[0]) else explain(error.args[0])) from None
+        admin.poll(0)  # librdkafka reports a refused login here
+        raise Failure(_why_silent(servers) if _is_local(error.args[0]) else explain(error.args[0])) from None
     return metadata
 
 
 def _accepts_connections(server: str) -> bool:
     """Check first: librdkafka retries for a long time if nothing listens."""
-    host, _, port = server.strip().rpartition("://")[2].rpartition(":")
-    if not port.isdecimal():
-        fail(f"{server.strip()!r} is not a broker's address: expected host:port.")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S):
+        with socket.create_connection(parse_address(server), TIMEOUT_S):
             return True
-    except (OSError, OverflowError):
+    except OSError:
         return False
+
+
+def parse_address(server: str) -> tuple[str, int]:
+    """Parse host:port as the user gave it; fail with a sentence if it is something else."""
+    try:
+        return parse_host_port(server)
+    except ValueError as error:
+        raise Failure(str(error)) from None
 
 
 def unreachable(servers: str) -> str:
@@ -88,6 +118,15 @@ def unreachable(servers: str) -> str:
         f"No broker answers at {servers}. Start one with `klamm up`, or name another with --bootstrap-server "
         f"or {BOOTSTRAP_VARIABLE}."
     )
+
+
+def _why_silent(servers: str) -> str:
+    """The brokers accept connections, but no request is answered."""
+    if why := refusals.take():
+        return f"The brokers at {servers} and this client do not accept each other: {why}. Check --command-config."
+    if not command_config.properties:
+        return f"No broker answers at {servers}. If they require TLS or SASL, pass --command-config."
+    return unreachable(servers)
 
 
 def result(future: Future[T], what: str = "") -> T:

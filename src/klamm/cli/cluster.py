@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs, unreachable
+from klamm.cli.broker_metrics import read_metrics
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, parse_pairs, unreachable
 from klamm.cli.cluster_control import Address, Control, find_controller, zookeeper_answers
 from klamm.cli.cluster_partitions import (
     MOVING,
@@ -33,14 +32,14 @@ from klamm.cli.replica_problems import PROBLEM_METRIC, ReplicaProblem, problem_r
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
+    from klamm.protocol.messages.metadata import MetadataResponse
 
 app = typer.Typer(help="Inspect a cluster as a whole.", no_args_is_help=True)
 
 _LAG: Final = "klamm_controller_controllerchannelmanager_metadatalag"
 _AGE: Final = "kafka_controller_controllerchannelmanager_oldestitemagems"
 _EPOCH: Final = "klamm_server_metadatacache_controllerepoch"
-_ANYWHERE: Final = ("", "0.0.0.0", "::")
+_NEEDED: Final = (_LAG, _AGE, _EPOCH, PROBLEM_METRIC)
 EXIT_OFFLINE: Final = 3
 EXIT_UNDECIDED: Final = 4
 SHOWN_PARTITIONS: Final = 20
@@ -168,14 +167,16 @@ def status(
 
 def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s: float) -> ClusterStatus | None:
     """Return None if no initial broker answers."""
-    first = next((answer for address in bootstrap if (answer := _ask(address, timeout_s)) is not None), None)
+    first = next((answer for address in bootstrap if (answer := ask_metadata(address, timeout_s)) is not None), None)
     if first is None:
         return None
     with ThreadPoolExecutor(max_workers=max(1, len(first.brokers))) as pool:
-        asked = {node.node_id: pool.submit(_ask, (node.host, node.port), timeout_s) for node in first.brokers}
+        asked = {node.node_id: pool.submit(ask_metadata, (node.host, node.port), timeout_s) for node in first.brokers}
         views = {broker_id: answer for broker_id, future in asked.items() if (answer := future.result()) is not None}
         read = {
-            n.node_id: pool.submit(_read_metrics, n, metrics, timeout_s) for n in first.brokers if n.node_id in views
+            n.node_id: pool.submit(read_metrics, n, metrics, timeout_s, _NEEDED)
+            for n in first.brokers
+            if n.node_id in views
         }
         control = find_controller(first, views, timeout_s)
         values = {broker_id: future.result() for broker_id, future in read.items()}
@@ -200,7 +201,7 @@ def _status(
     min_isrs: Mapping[str, int],
     control: Control,
 ) -> ClusterStatus:
-    known, told = _partitions(truth), values.get(control.controller_id, {})
+    known, reported = partition_view(truth), values.get(control.controller_id, {})
     result = ClusterStatus(truth.cluster_id, control.controller_id, topics=len(truth.topics), partitions=len(known))
     result.controller_problem = control.problem
     result.missing_brokers = missing_brokers(truth)
@@ -215,14 +216,14 @@ def _status(
         broker = BrokerStatus(node.node_id, node.host, node.port, node.rack)
         if (view := views.get(broker.id)) is not None:
             broker.answers, broker.controller_id = True, view.controller_id
-            theirs = _partitions(view)
+            theirs = partition_view(view)
             broker.partitions_behind = sum(theirs.get(tp) != state for tp, state in known.items())
             broker.partitions_behind += sum(tp not in known for tp in theirs)
             broker.controller_epoch = _whole(values[broker.id].get(_EPOCH))
-        broker.unacknowledged_requests = _whole(told.get(f'{_LAG}{{broker_id="{broker.id}"}}'))
-        broker.oldest_request_ms = told.get(f'{_AGE}{{broker_id="{broker.id}"}}')
+        broker.unacknowledged_requests = _whole(reported.get(f'{_LAG}{{broker_id="{broker.id}"}}'))
+        broker.oldest_request_ms = reported.get(f'{_AGE}{{broker_id="{broker.id}"}}')
         result.brokers.append(broker)
-    result.controller_epoch = _whole(told.get(_EPOCH))
+    result.controller_epoch = _whole(reported.get(_EPOCH))
     result.replica_problems = replica_problems(values)
     return result
 
@@ -231,7 +232,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _partitions(view: MetadataResponse) -> PartitionView:
+def partition_view(view: MetadataResponse) -> PartitionView:
     return {
         (str(topic.name), p.partition_index): (p.leader_id, p.leader_epoch, frozenset(p.isr_nodes))
         for topic in view.topics
@@ -242,7 +243,7 @@ def _partitions(view: MetadataResponse) -> PartitionView:
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def _ask(address: Address, timeout_s: float) -> MetadataResponse | None:
+def ask_metadata(address: Address, timeout_s: float) -> MetadataResponse | None:
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
@@ -251,46 +252,6 @@ def _ask(address: Address, timeout_s: float) -> MetadataResponse | None:
         return ask(address, request, 9, MetadataResponse, timeout_s)
     except OSError:
         return None
-
-
-def _read_metrics(
-    node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float
-) -> Mapping[str, float]:
-    """Return metrics by name and tags; none if there is no endpoint or it does not answer."""
-    address = addresses.get(node.node_id) or _metrics_address(node, timeout_s)
-    if address is None:
-        return {}
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    try:
-        with urllib.request.urlopen(f"http://{host}:{address[1]}/metrics", timeout=timeout_s) as answer:
-            lines = answer.read().decode().splitlines()
-    except (OSError, urllib.error.URLError):
-        return {}
-    named = (line.rsplit(" ", 1) for line in lines if line.startswith((_LAG, _AGE, _EPOCH, PROBLEM_METRIC)))
-    return {name: float(value) for name, value in named}
-
-
-def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
-    """Return the address that the broker reports, which includes a free port that it chose."""
-    from klamm.cli.broker_requests import ask
-    from klamm.protocol.messages.describe_configs import (
-        DescribeConfigsRequest,
-        DescribeConfigsResource,
-        DescribeConfigsResponse,
-    )
-
-    keys = ["klamm.metrics.host", "klamm.metrics.port"]
-    broker = DescribeConfigsResource(resource_type=4, resource_name=str(node.node_id), configuration_keys=keys)
-    request = DescribeConfigsRequest(resources=[broker])
-    try:
-        answer = ask((node.host, node.port), request, 1, DescribeConfigsResponse, timeout_s)
-    except OSError:
-        return None
-    values = {config.name: config.value or "" for result in answer.results for config in result.configs}
-    port, host = values.get("klamm.metrics.port", ""), values.get("klamm.metrics.host", "")
-    if not port.isdecimal() or int(port) == 0:
-        return None
-    return (node.host if host in _ANYWHERE else host, int(port))
 
 
 def _addresses(servers: Iterable[str]) -> list[Address]:
@@ -302,13 +263,6 @@ def _metrics_addresses(pairs: Iterable[str]) -> dict[int, Address]:
     if wrong := [broker for broker in parsed if not broker.isdecimal()]:
         fail(f"--metrics {wrong[0]}: expected the number of a broker.")
     return {int(broker): parse_address(server) for broker, server in parsed.items()}
-
-
-def parse_address(server: str) -> Address:
-    host, _, port = server.strip().rpartition("://")[2].rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 65_536:
-        fail(f"{server.strip()!r} is not an address: expected host:port.")
-    return host.strip("[]"), int(port)
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------

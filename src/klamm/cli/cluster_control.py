@@ -35,10 +35,10 @@ def find_controller(first: MetadataResponse, views: Mapping[int, MetadataRespons
     Brokers name a dead controller until another one is elected. So the named broker is asked for the moves, which only
     the controller knows.
     """
-    told = (first, *views.values())
-    nodes = {node.node_id: (node.host, node.port) for view in reversed(told) for node in view.brokers}
+    reports = (first, *views.values())
+    nodes = {node.node_id: (node.host, node.port) for view in reversed(reports) for node in view.brokers}
     silent = {node.node_id for node in first.brokers} - views.keys()
-    named = dict.fromkeys(view.controller_id for view in told if view.controller_id != NO_CONTROLLER)
+    named = dict.fromkeys(view.controller_id for view in reports if view.controller_id != NO_CONTROLLER)
     problems: list[str] = []
     for broker_id in named:
         if broker_id not in nodes:
@@ -63,16 +63,16 @@ def _ask_for_moves(address: Address, timeout_s: float) -> ListPartitionReassignm
 
     request = ListPartitionReassignmentsRequest(timeout_ms=int(timeout_s * 1000), topics=None)
     try:
-        told = ask(address, request, 0, ListPartitionReassignmentsResponse, timeout_s)
+        reply = ask(address, request, 0, ListPartitionReassignmentsResponse, timeout_s)
     except OSError:
         return None
-    return None if told.error_code == ErrorCode.REQUEST_TIMED_OUT else told
+    return None if reply.error_code == ErrorCode.REQUEST_TIMED_OUT else reply
 
 
-def _adding(told: ListPartitionReassignmentsResponse) -> dict[TopicPartition, frozenset[int]]:
+def _adding(reply: ListPartitionReassignmentsResponse) -> dict[TopicPartition, frozenset[int]]:
     return {
         TopicPartition(topic.name, each.partition_index): frozenset(each.adding_replicas)
-        for topic in told.topics
+        for topic in reply.topics
         for each in topic.partitions
     }
 
@@ -93,8 +93,8 @@ def zookeeper_answers(broker: Address, timeout_s: float) -> bool | None:
     nothing = AlterConfigsResource(resource_type=_BROKER, resource_name="", configs=[])
     request = IncrementalAlterConfigsRequest(resources=[nothing], validate_only=True)
     try:
-        told = ask(broker, request, 0, IncrementalAlterConfigsResponse, timeout_s)
+        reply = ask(broker, request, 0, IncrementalAlterConfigsResponse, timeout_s)
     except OSError:
         return False
-    codes = {each.error_code for each in told.responses}
+    codes = {each.error_code for each in reply.responses}
     return True if codes == {ErrorCode.NONE} else False if ErrorCode.REQUEST_TIMED_OUT in codes else None

@@ -128,7 +128,7 @@ def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: flo
         DescribeConfigsResponse,
     )
 
-    told: dict[str, int] = {}
+    found: dict[str, int] = {}
     with contextlib.suppress(OSError), connect(address, timeout_s) as connection:
         for names in _chunks(topics):
             resources = [
@@ -136,13 +136,13 @@ def ask_min_isrs(address: tuple[str, int], topics: Iterable[str], timeout_s: flo
                 for name in names
             ]
             answer = connection.ask(DescribeConfigsRequest(resources=resources), DescribeConfigsResponse, 1)
-            told |= {
+            found |= {
                 result.resource_name: int(config.value)
                 for result in answer.results
                 for config in result.configs
                 if config.name == _MIN_ISR and config.value
             }
-    return told
+    return found
 
 
 def _chunks(names: Iterable[str]) -> Iterator[list[str]]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli import broker_default_configs
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs, result
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    admin_client,
+    cluster_metadata,
+    parse_pairs,
+    result,
+)
 from klamm.cli.output import fail, note, say, table, yellow
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ def describe(
     broker: Broker = None,
     broker_defaults: BrokerDefaults = False,
     everything: Annotated[bool, typer.Option("--all", help="Include values that are at their default.")] = False,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show the configuration of one topic or broker, and where each value comes from."""
@@ -35,7 +44,7 @@ def describe(
 
     kind, name = _resource(topic, broker, broker_defaults)
     if broker_defaults:
-        broker_default_configs.describe(bootstrap_server)
+        broker_default_configs.describe(bootstrap_server, as_json=as_json)
         return
     admin = admin_client(bootstrap_server)
     _check_broker(admin, bootstrap_server, broker)
@@ -53,6 +62,7 @@ def describe(
             for entry in sorted(entries.values(), key=lambda entry: str(entry.name))
             if everything or entry.source not in quiet
         ],
+        as_json=as_json,
     )
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from klamm.cli.client import TIMEOUT_S, unreachable
-from klamm.cli.cluster import parse_address
+from klamm.cli.client import TIMEOUT_S, parse_address, unreachable
 from klamm.cli.cluster_control import Address
 from klamm.cli.output import fail, note
 from klamm.errors import ErrorCode
@@ -30,7 +29,7 @@ _SILENT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Generic[R]):
+class ControllerReply(Generic[R]):
     """`is_repeat`: the request was sent before and may have taken effect without a response."""
 
     answer: R
@@ -48,17 +47,17 @@ class ControllerClient:
 
     def ask(
         self, request: Message, version: int, answer: type[R], is_refused: Callable[[R], bool] | None = None
-    ) -> Told[R]:
+    ) -> ControllerReply[R]:
         """`is_refused` returns whether the response says that another broker is the controller."""
         started = time.monotonic()
         is_repeat = has_told = False
-        refused = is_refused or _says_not_controller
+        refused = is_refused or _is_not_controller
         while True:
             address = self._address()
             if address is not None:
-                told, was_sent = self._exchange(address, request, version, answer)
-                if told is not None and not refused(told):
-                    return Told(told, is_repeat)
+                reply, was_sent = self._exchange(address, request, version, answer)
+                if reply is not None and not refused(reply):
+                    return ControllerReply(reply, is_repeat)
                 is_repeat |= was_sent
             searched_s = time.monotonic() - started
             if searched_s >= self._search_s:
@@ -89,17 +88,18 @@ class ControllerClient:
             return None, was_sent
 
 
-def _says_not_controller(told: Message) -> bool:
-    return bool(getattr(told, "error_code", ErrorCode.NONE) == ErrorCode.NOT_CONTROLLER)
+def _is_not_controller(reply: Message) -> bool:
+    return bool(getattr(reply, "error_code", ErrorCode.NONE) == ErrorCode.NOT_CONTROLLER)
 
 
-def metadata(servers: str, topics: Iterable[str]) -> tuple[Address, MetadataResponse]:
-    """Return the first broker that answers, and its metadata of these topics and of the cluster."""
+def metadata(servers: str, topics: Iterable[str] | None) -> tuple[Address, MetadataResponse]:
+    """Return the first broker that answers, and its metadata of these topics, or of all, and of the cluster."""
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
     request = MetadataRequest(
-        topics=[MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=False
+        topics=None if topics is None else [MetadataRequestTopic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
     )
     for address in [parse_address(server) for server in servers.split(",")]:
         try:

@@ -1,4 +1,7 @@
-"""The second part of `klamm demo`: the clickstream pipeline on Spark, over the kill of a broker."""
+"""The second part of `klamm demo`: the clickstream pipeline on Spark, over the kill of a broker.
+
+It counts clicks into a table, and writes the visits of each user to a topic. Both are exactly once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Step = Callable[[float, str, str], None]
 
 
 def missing() -> str:
-    """Why the Spark part cannot run here, in a sentence; empty if it can."""
+    """Return a sentence that says why the Spark part cannot run here; empty if it can."""
     try:
         import deltalake  # noqa: F401
         import pyspark  # noqa: F401
@@ -42,7 +45,7 @@ def missing() -> str:
 
 
 def play(cluster: LocalCluster, directory: Path, step: Step) -> None:
-    """Clicks go in before and after a broker is killed; every one of them is in the table, once."""
+    """Produce clicks before and after a broker is killed, and check that table and topic have the results once."""
     servers = cluster.bootstrap_servers
     _create(servers)
     clicks = [_click(number) for number in range(CLICKS)]
@@ -60,13 +63,17 @@ def play(cluster: LocalCluster, directory: Path, step: Step) -> None:
         victim = cluster.leader("clicks", 0)
         cluster.kill(victim)
         _produce(servers, clicks[CLICKS // 2 :])
-        # An hour later: everything before it is complete, so its windows close.
+        # A click an hour later closes all windows before it.
         _produce(servers, [{"user": "last", "page": "/", "at": "2026-07-01T11:30:00Z"}])
         step(begun, "kill -9", f"broker {victim}, which led clicks-0; {CLICKS - CLICKS // 2} more clicks after it")
         begun = time.monotonic()
         expected = Counter((click["at"][11:16], click["page"]) for click in clicks)
         _wait(process, directory / "pipeline.log", lambda: len(_rows(directory)) >= len(expected), "the table")
         step(begun, "table", "all windows are in the Delta table, the query went on over the failover")
+        begun = time.monotonic()
+        users = {click["user"] for click in clicks}
+        _wait(process, directory / "pipeline.log", lambda: len(_visits(servers)) >= len(users), "the visits")
+        step(begun, "topic", "all visits are in the topic sessions, written in transactions")
         begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(TIMEOUT_S)
@@ -75,6 +82,7 @@ def play(cluster: LocalCluster, directory: Path, step: Step) -> None:
     cluster.start(victim)
     step(begun, "start again", f"broker {victim}")
     _show(_rows(directory), expected)
+    _check_visits(_visits(servers), users)
 
 
 def _create(servers: str) -> None:
@@ -87,7 +95,7 @@ def _create(servers: str) -> None:
 
 
 def _click(number: int) -> dict[str, Any]:
-    """Three minutes of clicks, the second half of them in the last minute and a half."""
+    """Return one click. All clicks together are spread evenly over three minutes."""
     second = number * 180 // CLICKS
     at = f"2026-07-01T10:{second // 60:02}:{second % 60:02}Z"
     return {"user": f"user-{number % 25}", "page": PAGES[number * 7 % 11 % 3], "at": at}
@@ -112,7 +120,7 @@ def _produce(servers: str, clicks: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _pipeline(servers: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """`klamm pipeline run`, as a person would start it in another terminal."""
+    """`klamm pipeline run` as a process of its own, as in another terminal."""
     env = {
         **os.environ,
         "LAKE": str(directory / "lake"),
@@ -165,6 +173,33 @@ def _rows(directory: Path) -> list[dict[str, Any]]:
     except TableNotFoundError:
         return []
     return rows
+
+
+def _visits(servers: str) -> list[str]:
+    """The users of the committed visits, up to the end of the topic."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    settings = client_config(servers, group_id="demo-visits", enable_partition_eof=True)
+    consumer = Consumer({**settings, "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition("sessions", number, 0) for number in range(3)])
+    found: list[str] = []
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(ended) < 3 and time.monotonic() < deadline:
+        for message in consumer.consume(100, timeout=1.0):
+            error = message.error()
+            if error is None:
+                found.append(json.loads(message.value() or b"{}")["user"])
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def _check_visits(found: list[str], users: set[str]) -> None:
+    if Counter(found) != Counter(users):
+        fail(f"The topic should have {len(users)} visits, each once; it has {len(found)}.")
+    say(f"All {len(found)} visits are in the topic exactly once, for readers with read_committed.")
 
 
 def _show(rows: list[dict[str, Any]], expected: Counter[tuple[str, str]]) -> None:

@@ -72,7 +72,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_java() -> Finding:
-    """Only Spark and the tests with Java clients need it."""
+    """Check Java, which only Spark and the tests with Java clients need."""
     java = shutil.which("java")
     if java is None:
         return Finding("Java", State.WARNING, "missing", "Only Spark needs it: apt-get install openjdk-17-jre-headless")
@@ -111,7 +111,7 @@ def check_disk(directory: Path) -> Finding:
 
 
 def _write_problem(directory: Path) -> str:
-    """Tried with a file that vanishes: permissions alone do not tell of a disk mounted for reading only."""
+    """Check by writing a temporary file: permissions do not show that a disk is mounted read-only."""
     if not directory.is_dir():
         return "is not a directory"
     try:
@@ -124,7 +124,7 @@ def _write_problem(directory: Path) -> str:
 
 
 def check_data_dir(directory: Path) -> Finding:
-    """Whether a running klamm owns the directory; looking leaves nothing behind."""
+    """Check whether a running klamm uses the directory. Changes nothing."""
     import fcntl
 
     what, path = "data dir", directory / ".lock"

@@ -20,12 +20,12 @@ def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unc
         election_type=1 if unclean else 0, topic_partitions=asked, timeout_ms=int(timeout_s * 1000)
     )
     controller = ControllerClient(servers, timeout_s, answer_s=timeout_s + TIMEOUT_S)
-    told = controller.ask(request, 2, ElectLeadersResponse, _says_not_controller).answer
-    if told.error_code:
-        fail(reason(told.error_code, None))
+    reply = controller.ask(request, 2, ElectLeadersResponse, _is_not_controller).answer
+    if reply.error_code:
+        fail(reason(reply.error_code, None))
     kind = "an unclean election" if unclean else "the election of its preferred replica"
     problems: list[str] = []
-    for answer in told.replica_election_results:
+    for answer in reply.replica_election_results:
         for each in answer.partition_result:
             tp = TopicPartition(answer.topic, each.partition_id)
             if each.error_code == ErrorCode.NONE:
@@ -36,11 +36,11 @@ def elect_leaders(servers: str, topic: str | None, partition: int | None, *, unc
                 problems.append(f"Partition {tp}: {kind} failed: {reason(each.error_code, each.error_message)}")
     if problems:
         fail("\n".join(problems))
-    if not any(answer.partition_result for answer in told.replica_election_results):
+    if not any(answer.partition_result for answer in reply.replica_election_results):
         note("No partition needs an election.")
 
 
-def _says_not_controller(told: ElectLeadersResponse) -> bool:
+def _is_not_controller(reply: ElectLeadersResponse) -> bool:
     """Apache Kafka's brokers report this error per partition, not for the request."""
-    codes = {each.error_code for answer in told.replica_election_results for each in answer.partition_result}
-    return ErrorCode.NOT_CONTROLLER in {told.error_code, *codes}
+    codes = {each.error_code for answer in reply.replica_election_results for each in answer.partition_result}
+    return ErrorCode.NOT_CONTROLLER in {reply.error_code, *codes}

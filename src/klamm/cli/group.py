@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, result, results
+from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, admin_client, cluster_metadata, result, results
 from klamm.cli.output import fail, note, say, table
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ Offsets = dict[tuple[str, int], int]
 
 
 @app.command("list")
-def list_(bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
+def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP) -> None:
     """Print all consumer groups and their states."""
     admin = admin_client(bootstrap_server)
     listing = result(admin.list_consumer_groups())
     table(
         ("GROUP", "STATE"),
         [(group.group_id, _state(group)) for group in sorted(listing.valid, key=lambda g: g.group_id)],
+        as_json=as_json,
     )
     if listing.errors:
         fail(f"Not every broker answered: {listing.errors[0]}.")
@@ -49,6 +50,7 @@ def describe(
         list[str] | None, typer.Argument(metavar="[GROUP]...", help="Groups to describe; by default all.")
     ] = None,
     state: Annotated[bool, typer.Option("--state", help="Coordinator, assignor, state and number of members.")] = False,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show committed offsets, lag and members of consumer groups."""
@@ -56,14 +58,23 @@ def describe(
     wanted = list(names or [g.group_id for g in result(admin.list_consumer_groups()).valid])
     if not wanted:
         note("There is no consumer group.")
+        if as_json:
+            say("[]")
         return
     groups = results(admin.describe_consumer_groups(wanted), lambda name: f"Group {name}")
     if state:
         head = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
-        table(head, [_state_row(name, group) for name, group in groups.items()])
+        table(head, [_state_row(name, group) for name, group in groups.items()], as_json=as_json)
         return
+    shown: list[tuple[object, ...]] = []
     for name, group in groups.items():
-        _show(admin, bootstrap_server, name, group, is_named=bool(names))
+        rows = _rows(admin, bootstrap_server, name, group, is_named=bool(names))
+        shown += rows
+        if not as_json:
+            table(COLUMNS, rows)
+            say()
+    if as_json:
+        table(COLUMNS, shown, as_json=True)
 
 
 def _state_row(name: str, group: Any) -> tuple[object, ...]:
@@ -77,7 +88,7 @@ def _state(group: Any) -> str:
     return "".join(word.capitalize() for word in str(group.state.name).split("_"))
 
 
-def _show(admin: AdminClient, servers: str, name: str, group: Any, is_named: bool) -> None:
+def _rows(admin: AdminClient, servers: str, name: str, group: Any, is_named: bool) -> list[tuple[object, ...]]:
     committed = _committed(admin, name)
     owners = {(tp.topic, tp.partition): member for member in group.members for tp in member.assignment.topic_partitions}
     if _state(group) == "Dead" and not committed and not owners and is_named:
@@ -88,8 +99,7 @@ def _show(admin: AdminClient, servers: str, name: str, group: Any, is_named: boo
         note(f"Consumer group {name} is rebalancing.")
     partitions = _all_partitions(admin, servers, committed.keys() | owners.keys())
     ends = _known(_list_offsets(admin, partitions))
-    table(COLUMNS, [_row(name, tp, committed.get(tp), ends.get(tp), owners.get(tp)) for tp in partitions])
-    say()
+    return [_row(name, tp, committed.get(tp), ends.get(tp), owners.get(tp)) for tp in partitions]
 
 
 def _all_partitions(admin: AdminClient, servers: str, used: set[tuple[str, int]]) -> list[tuple[str, int]]:

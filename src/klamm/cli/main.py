@@ -1,6 +1,7 @@
-"""The command `klamm`. Errors are one sentence and exit code 1; nobody sees a traceback.
+"""The command `klamm`.
 
-Nothing but Python's own is imported before `main` runs, so that Ctrl-C during the imports is quiet, too.
+Errors are one sentence and exit code 1, without a traceback. Only modules of the standard library are imported before
+`main` runs, so that Ctrl-C during the imports prints no traceback either.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _run() -> None:
     try:
         app()
     except OutputGone:
-        # Nothing is left to say, not even when Python flushes at its end.
+        # Print nothing more, also when Python flushes its output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:

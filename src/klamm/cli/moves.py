@@ -46,41 +46,44 @@ class Move(NamedTuple):
 
     @property
     def has_kept_order(self) -> bool:
-        """Whether the replicas it began with are in their old order: those that stay have taken the target's."""
+        """Whether `origin` is in the order before the move: replicas that stay are listed in the target's order."""
         return len(self.origin) == 1 or not set(self.origin) & set(self.target)
 
 
 def under_way(controller: ControllerClient) -> dict[TopicPartition, Move]:
     request = ListPartitionReassignmentsRequest(topics=None)
-    told = controller.ask(request, 0, ListPartitionReassignmentsResponse).answer
-    if told.error_code:
-        fail(reason(told.error_code, told.error_message))
+    reply = controller.ask(request, 0, ListPartitionReassignmentsResponse).answer
+    if reply.error_code:
+        fail(reason(reply.error_code, reply.error_message))
     return {
         TopicPartition(topic.name, each.partition_index): Move(
             list(each.replicas), list(each.adding_replicas), list(each.removing_replicas)
         )
-        for topic in told.topics
+        for topic in reply.topics
         for each in topic.partitions
     }
 
 
 def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicPartition, Move]) -> Moves:
-    """Tells what was refused; the others. `moving`, what was under way before, says where a cancelled move goes."""
+    """Report rejected moves and return the others.
+
+    `moving`, the moves before the request, tells where a cancelled move returns to.
+    """
     topics: dict[str, list[ReassignablePartition]] = {}
     for (topic, partition), replicas in moves.items():
         topics.setdefault(topic, []).append(ReassignablePartition(partition_index=partition, replicas=replicas))
     request = AlterPartitionReassignmentsRequest(
         topics=[ReassignableTopic(name=name, partitions=parts) for name, parts in topics.items()]
     )
-    told = controller.ask(request, 0, AlterPartitionReassignmentsResponse)
-    if told.answer.error_code:
-        fail(reason(told.answer.error_code, told.answer.error_message))
+    reply = controller.ask(request, 0, AlterPartitionReassignmentsResponse)
+    if reply.answer.error_code:
+        fail(reason(reply.answer.error_code, reply.answer.error_message))
     started: Moves = {}
-    for answer in told.answer.responses:
+    for answer in reply.answer.responses:
         for each in answer.partitions:
             tp = TopicPartition(answer.name, each.partition_index)
             target = moves[tp]
-            if each.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and target is None and told.is_repeat:
+            if each.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and target is None and reply.is_repeat:
                 say(f"Partition {tp} is no longer being moved.")
             elif each.error_code:
                 note(f"Partition {tp} is left where it is: {reason(each.error_code, each.error_message)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, TextIO
@@ -56,8 +58,20 @@ def _styled(code: str, text: str, stream: TextIO | None) -> str:
     return f"{code}{text}{_RESET}" if (stream or sys.stdout).isatty() else text
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their widest cell; numbers to the right; an empty table is only its head."""
+def json_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[dict[str, object]]:
+    """Return the rows of a table as objects: `CONSUMER-ID` and `ConsumerId` become `consumer_id`."""
+    keys = [re.sub(r"[^a-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()).strip("_") for name in columns]
+    return [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, as_json: bool = False) -> None:
+    """Print columns as wide as their widest cell, numbers aligned to the right. An empty table has only its head.
+
+    With `as_json` print a JSON array of objects instead.
+    """
+    if as_json:
+        say(json.dumps(json_rows(columns, rows), indent=2))
+        return
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
     numeric = [_is_numeric([row[i] for row in cells]) for i in range(len(columns))]

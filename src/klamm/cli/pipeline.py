@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import admin_client, cluster_metadata, default_servers, parse_pairs
+from klamm.cli.command_config import current as command_config
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.spark_session import (
     AppendToExisting,
@@ -83,12 +84,21 @@ def run(
     with _progress(watch, progress_file, prometheus_port) as sinks:
         log = str(spark_log(f"klamm pipeline {spec.name}"))
         options = RunOptions(
-            servers, trigger, master, settings, _tell, sinks, spark_session, log, append_to_existing=append_to_existing
+            servers,
+            trigger,
+            master,
+            settings,
+            _report,
+            sinks,
+            spark_session,
+            log,
+            append_to_existing=append_to_existing,
+            client=command_config.for_spark,
         )
         run_pipeline(spec, options)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     note(f"{datetime.now(UTC):%H:%M:%S} {line}")
 
 
@@ -181,7 +191,7 @@ def validate(file: File) -> None:
     for view in spec.views:
         rows.append(("view", view.name, f"reads {', '.join(view.inputs)}"))
     for sink in spec.sinks:
-        rows.append(("sink", sink.name, f"{sink.view} to {sink.target}, {sink.mode}"))
+        rows.append(("sink", sink.name, f"{sink.view} to {sink.target}, {sink.mode}, {sink.written}"))
     table(("Kind", "Name", "What"), rows)
 
 
@@ -191,7 +201,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print all details as JSON.")] = False,
 ) -> None:
     """Show the running pipelines of this machine, and the result of the last run of the others."""
-    from klamm.spark.query.checkpoint_locations import local_path
+    from klamm.spark.source.checkpoint_locations import local_path
 
     found = list(_runs(name))
     if as_json:
@@ -276,7 +286,7 @@ def reset(
     """
     from klamm.spark.pipeline.shape import ShapeFile
     from klamm.spark.pipeline.state import RunFile, refuse_if_running
-    from klamm.spark.query.checkpoint_locations import local_path
+    from klamm.spark.source.checkpoint_locations import local_path
     from klamm.spark.suggestion import suggestion
     from klamm.spark.tables.existing import allow_append, is_reset
 

@@ -69,7 +69,7 @@ def infer_topic(servers: str, topic: str, sample: int) -> Inferred:
 
 
 def sample_values(servers: str, topic: str, sample: int) -> list[bytes | None]:
-    """The values of about `sample` newest records, the same share of every partition that has so many."""
+    """Return the values of about `sample` newest records, taken equally from all partitions."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(client_config(servers, group_id="klamm-schema-infer", enable_partition_eof=True))

@@ -19,6 +19,12 @@ def simulate(
     first: Annotated[int | None, typer.Option("--first", min=0, help="First of --seeds (default 0).")] = None,
     brokers: Annotated[int, typer.Option("--brokers", min=1, help="Brokers of each simulated cluster.")] = 3,
     level: Annotated[int, typer.Option("--level", min=1, max=2, help="1: the controller; 2: whole brokers.")] = 1,
+    transactions: Annotated[
+        bool, typer.Option("--transactions", help="Level 2 with transactional clients and faults aimed at them.")
+    ] = False,
+    guarded: Annotated[
+        bool, typer.Option("--guarded", help="Level 2 with an authorizer and an intruder who must be refused.")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes that share the seeds of level 1 (1).")
     ] = None,
@@ -31,6 +37,9 @@ def simulate(
     transcript: Annotated[
         bool, typer.Option("--transcript", help="Print the transcript of --seed, even if nothing fails.")
     ] = False,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show the run of --seed in the viewer, in a browser; level 1.")
+    ] = False,
 ) -> None:
     """Try to break the control plane, or whole brokers with clients. A seed repeats its run exactly.
 
@@ -39,12 +48,44 @@ def simulate(
     from klamm.sim import command
 
     _refuse_contradictions(seed, level, mutant, seeds=seeds, first=first, jobs=jobs, transcript=transcript)
-    if mutant is not None and mutant not in (names := command.mutant_names(level)):
+    if view:
+        _view(seed, brokers, level, mutant)
+        return
+    if level == 1 and (transactions or guarded):
+        fail(f"--{'transactions' if transactions else 'guarded'} requires --level 2.")
+    if transactions and guarded:
+        fail("--transactions cannot be combined with --guarded.")
+    variant = command.TRANSACTIONS if transactions else command.GUARDED if guarded else command.PLAIN
+    if mutant is not None and mutant not in (names := command.mutant_names(level, variant=variant)):
         fail(f"There is no mutant {mutant!r} of level {level}. There are: {', '.join(names)}.")
     code = command.run(
-        level, seeds, seed, brokers, first=first or 0, mutant=mutant, all_lines=transcript, jobs=jobs or 1
+        level,
+        seeds,
+        seed,
+        brokers,
+        first=first or 0,
+        mutant=mutant,
+        all_lines=transcript,
+        jobs=jobs or 1,
+        variant=variant,
     )
     raise typer.Exit(code)
+
+
+def _view(seed: int | None, brokers: int, level: int, mutant: str | None) -> None:
+    """Run the seed with a recording and serve it."""
+    from klamm.cli.dashboard import new_source, serve
+    from klamm.sim.scripted import Plan, ScriptedRun
+
+    if seed is None:
+        fail("--view requires --seed.")
+    if level == 2 or mutant is not None:
+        fail("--view is for --level 1 without a mutant.")
+    run = ScriptedRun(Plan(seed, brokers, chaos=True))
+    run.run()
+    records = tuple(line.encode() for line in run.recording.lines)
+    title = f"seed {seed}, {brokers} brokers" + (f": {run.error}" if run.error else "")
+    serve(new_source(title=title, records=records, end_ms=run.world.scheduler.time_ms))
 
 
 def _refuse_contradictions(

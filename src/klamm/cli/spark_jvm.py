@@ -1,6 +1,6 @@
-"""Spark's JVM ends with the command that started it, also when that is interrupted while Spark starts.
+"""Spark's JVM ends with the command that started it, also if the command is interrupted while Spark starts.
 
-PySpark keeps its process to itself, and a JVM whose start was interrupted waits for ever for somebody to connect.
+PySpark does not expose its process, and a JVM whose start was interrupted would wait for a connection for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Terminated(SystemExit):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 class Jvm:
@@ -32,7 +32,7 @@ class Jvm:
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """What is started here is known afterwards, and has ended when the block raises."""
+        """Capture the process that is started in this block, and end it if the block raises."""
         from pyspark import java_gateway
 
         gateway: Any = java_gateway
@@ -53,14 +53,14 @@ class Jvm:
         return process
 
     def ended(self, wait_s: float = 0.0) -> str | None:
-        """How the process ended by itself, in words; None while it runs, or when there is none."""
+        """Return in words how the process ended by itself; None if it runs or was never started."""
         for process in self._processes:
             with suppress(TimeoutExpired):
-                return _told(process.wait(wait_s), process.pid)
+                return _describe_exit(process.wait(wait_s), process.pid)
         return None
 
     def end(self) -> None:
-        """At once: nobody is asked to finish what he is at."""
+        """Kill the process at once."""
         while self._processes:
             process = self._processes.pop()
             process.terminate()
@@ -71,7 +71,7 @@ class Jvm:
                 process.wait()
 
 
-def _told(code: int, pid: int) -> str:
+def _describe_exit(code: int, pid: int) -> str:
     if code >= 0:
         return f"Spark's JVM (process {pid}) ended with code {code}."
     name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
@@ -80,7 +80,7 @@ def _told(code: int, pid: int) -> str:
 
 
 def _ends_with_us(first: Callable[[], object] | None) -> Callable[[], None]:
-    """To be run in the new process. Linux sends it SIGTERM when this one is gone, however it went."""
+    """Runs in the new process. Linux sends it SIGTERM when this process has ended, for whatever reason."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
@@ -94,7 +94,7 @@ def _ends_with_us(first: Callable[[], object] | None) -> Callable[[], None]:
 
 @contextmanager
 def sigterm_ends() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that what it has started is ended as well."""
+    """Let SIGTERM end the command as Ctrl-C does, so that it ends the processes that it has started."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise Terminated(128 + number)
@@ -107,7 +107,7 @@ def sigterm_ends() -> Iterator[None]:
 
 
 def silence_py4j() -> None:
-    """Py4J logs a page about every call that was interrupted, partly as the root logger; the commands tell a line."""
+    """Silence Py4J, which logs a page about every interrupted call. The commands print one line."""
     logging.getLogger("py4j").propagate = False
     root = logging.getLogger()
     if _is_not_of_py4j not in root.filters:
@@ -116,7 +116,7 @@ def silence_py4j() -> None:
 
 
 def _silence_accumulators() -> None:
-    """PySpark's server of accumulators prints a traceback when the JVM closes its connection by ending."""
+    """Silence PySpark's accumulator server, which prints a traceback when the JVM ends."""
     from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 
     for kind in (AccumulatorTCPServer, AccumulatorUnixServer):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JVM_END_S: Final = 5.0
-"""A connection that broke off says that the JVM ends; that takes a moment."""
+"""Time that a JVM gets to end after its connection broke."""
 LOG_VARIABLE: Final = "KLAMM_SPARK_LOG"
 Master = Annotated[
     str,
@@ -44,10 +44,10 @@ AppendToExisting = Annotated[
 
 
 def shipped() -> dict[str, str]:
-    """The settings that send klamm to the executors.
+    """Return the settings that send klamm to the executors.
 
-    Spark gives files of `--py-files` to its functions, not to a data source that registered itself: workers find the
-    archive by its name, in the directory in which their executor runs and puts what it is sent.
+    Spark passes files of `--py-files` to functions, but not to a data source that registered itself. Workers therefore
+    find the archive by its name, in the working directory of their executor.
     """
     from klamm.spark.cluster.shipping import source_archive
 
@@ -96,7 +96,7 @@ def spark_session(master: str, app_name: str, conf: Mapping[str, str]) -> Iterat
 
 
 def _interrupt_behind(error: BaseException) -> BaseException | None:
-    """PySpark calls the JVM once more while an interrupted call ends: what comes of that hides the interrupt."""
+    """Return the interrupt that an error hides: PySpark calls the JVM once more while an interrupted call ends."""
     behind = error.__context__
     while behind is not None and not isinstance(behind, KeyboardInterrupt | Terminated):
         behind = behind.__context__
@@ -104,7 +104,7 @@ def _interrupt_behind(error: BaseException) -> BaseException | None:
 
 
 def waiting(what: str) -> None:
-    """Tells a person at a terminal what takes its time."""
+    """Print a note on a terminal while something takes long."""
     if sys.stderr.isatty():
         note(dim(what, sys.stderr))
 
@@ -124,7 +124,7 @@ def _started(jvm: Jvm, master: str, app_name: str, conf: Mapping[str, str]) -> S
 
 
 def _stop(spark: SparkSession) -> None:
-    """A signal to the whole process group has ended the JVM as well: then there is nothing left to stop."""
+    """Stop the session, unless a signal to the whole process group has ended the JVM as well."""
     from py4j.protocol import Py4JError
 
     with suppress(Py4JError, OSError):
@@ -132,7 +132,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 def is_py4j(error: BaseException | None) -> bool:
-    """Whether the connection with the JVM broke off, here or in what this was caused by."""
+    """Return whether this error, or one of its causes, is a broken connection to the JVM."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     if isinstance(error, SparkEndedError | ConnectionError):
@@ -143,7 +143,7 @@ def is_py4j(error: BaseException | None) -> bool:
 
 
 def _defaults(master: str) -> dict[str, str]:
-    """Of a command, in addition to what the session sets: quiet, and on loopback where the master is."""
+    """Return the settings of commands: quiet, and on loopback if the master is on this machine."""
     chosen = {"spark.ui.enabled": "false", "spark.log.level": "ERROR"}
     if master.startswith(("spark://127.0.0.1:", "spark://localhost:")):
         chosen |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -151,7 +151,7 @@ def _defaults(master: str) -> dict[str, str]:
 
 
 def spark_log(app_name: str) -> Path:
-    """Where Spark's processes write. Pipelines run for long and have a file each."""
+    """Return the log file of Spark's processes. Each pipeline has its own, because it runs for a long time."""
     if given := os.environ.get(LOG_VARIABLE):
         return Path(given)
     name = app_name.replace(" ", "-") if app_name.startswith("klamm pipeline ") else "klamm-spark"
@@ -160,7 +160,7 @@ def spark_log(app_name: str) -> Path:
 
 @contextmanager
 def _stderr_to_file(log: Path) -> Iterator[None]:
-    """Processes started meanwhile keep the file as their standard error, as long as they live."""
+    """Redirect standard error to the file. Processes started meanwhile keep it until they end."""
     sys.stderr.flush()
     saved = os.dup(2)
     keep_previous(log)
@@ -175,14 +175,14 @@ def _stderr_to_file(log: Path) -> Iterator[None]:
 
 
 def keep_previous(log: Path) -> None:
-    """Renames the log of the run before to `<log>.1`. Where that cannot be done the new run appends to it."""
+    """Rename the log of the previous run to `<log>.1`. If that fails, the new run appends to it."""
     with suppress(OSError):
         if stat.S_ISREG(log.lstat().st_mode) and log.stat().st_size:
             log.replace(log.with_name(f"{log.name}.1"))
 
 
 def _silence_query_log() -> None:
-    """PySpark logs every error of a query as JSON besides raising it; the commands tell it as a sentence."""
+    """Silence PySpark's JSON log of query errors: they are raised too, and the commands print them as sentences."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

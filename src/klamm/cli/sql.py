@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs
+from klamm.cli.command_config import current as command_config
 from klamm.cli.output import dim, fail, note, red, say, table
 from klamm.cli.spark_session import Conf, Master, require_spark, spark_session
 
@@ -93,7 +94,8 @@ def _check_first(query: str, topics: Callable[[], list[str]]) -> None:
 def _tables(spark: SparkSession, servers: str, topics: Callable[[], list[str]]) -> TopicTables:
     from klamm.spark.sql.topic_tables import TopicTables
 
-    return TopicTables(spark, servers, topics)
+    security = {f"kafka.{name}": value for name, value in command_config.for_spark.items()}
+    return TopicTables(spark, servers, topics, security)
 
 
 def _statements(text: str) -> list[str]:
@@ -152,7 +154,7 @@ class _Shell:
                 note("Cancelled.")
 
     def _rows(self, frame: DataFrame) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-        """Names and rows; a table is computed whole, JSON and CSV come partition by partition."""
+        """Print names and rows. A table is computed as a whole, JSON and CSV partition by partition."""
         from klamm.spark.sql.topic_tables import as_json, as_text
 
         chosen = frame if self._limit is None else frame.limit(self._limit + (self._format is Format.TABLE))
@@ -184,7 +186,7 @@ def _one_line(value: Any) -> Any:
 
 
 def _typed() -> Iterator[str]:
-    """Statements as they are typed, over as many lines as they take."""
+    """Yield the statements that are typed, each over one or more lines."""
     from klamm.spark.sql.table_names import statements
 
     rest = ""
@@ -206,7 +208,7 @@ def _typed() -> Iterator[str]:
 
 @contextmanager
 def _progress(spark: SparkSession) -> Iterator[None]:
-    """A bar of the tasks that are done, on a terminal only."""
+    """Show a progress bar of the tasks, on a terminal only."""
     if not sys.stderr.isatty():
         yield
         return

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_pairs
+from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_pairs
+from klamm.cli.command_config import current as command_config
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.schema import SAMPLE, Sample, infer_topic
 from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spark, spark_session, waiting
@@ -122,7 +123,8 @@ def sync(
     path = path.absolute()
     tables = (path, _bad_path(path, load_definition(path)))
     trigger = trigger_arguments(every or "available_now")
-    options: dict[str, object] = {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
+    options: dict[str, object] = {f"kafka.{name}": value for name, value in command_config.for_spark.items()}
+    options |= {} if max_offsets is None else {"maxOffsetsPerTrigger": max_offsets}
     lock = CheckpointLock(str(checkpoint_of(path)), f"sync of {path.name}", SystemClock().now_ms())
     with lock, spark_session(master, "klamm table sync", settings) as spark:
         from klamm.spark.tables.sync import sync
@@ -155,7 +157,7 @@ def _more(before: int | None, after: int | None) -> int | None:
 
 
 def _follow(query: Any) -> int:
-    """Shows the query until it ends; Ctrl-C and SIGTERM stop it. Returns how many records it read."""
+    """Show the progress of the query until it ends. Ctrl-C and SIGTERM stop it. Return the number of records read."""
     import signal
     import sys
 
@@ -173,7 +175,7 @@ def _follow(query: Any) -> int:
         watch(query, [counter, *([TerminalTable()] if sys.stdout.isatty() else [])], lambda: bool(signals))
         if signals:
             query.stop()
-            for report in query.recentProgress:  # those that nobody has looked at yet
+            for report in query.recentProgress:  # batches that were not counted yet
                 counter.progress(parse_progress(report))
     except Exception as error:
         fail(_reason(error))
@@ -202,7 +204,7 @@ class _Counter:
 
 
 def _reason(error: Exception) -> str:
-    """The line of Spark's story that says what is wrong."""
+    """Return the line of Spark's error message that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     own = [line.partition(": ")[2] for line in lines if line.startswith("klamm.") and ": " in line]
     return own[-1] if own else (lines[0] if lines else type(error).__name__)
@@ -249,6 +251,7 @@ def vacuum(
 def history(
     path: Place,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of the newest commits.")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """Show the commits of a table, the newest first."""
     _require_tables()
@@ -266,6 +269,7 @@ def history(
             )
             for commit in history(path, limit)
         ],
+        as_json=as_json,
     )
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, admin_client, cluster_metadata, parse_pairs, results
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    admin_client,
+    cluster_metadata,
+    parse_pairs,
+    results,
+)
 from klamm.cli.output import Failure, fail, say, table
 from klamm.model import TopicPartition
 
@@ -56,13 +65,18 @@ def list_(
     internal: Annotated[
         bool, typer.Option("--internal/--exclude-internal", help="Include internal topics such as __consumer_offsets.")
     ] = True,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print the names of all topics."""
     admin = admin_client(bootstrap_server)
-    for name in sorted(cluster_metadata(admin, bootstrap_server).topics):
-        if internal or not name.startswith("__"):
-            say(name)
+    known = sorted(cluster_metadata(admin, bootstrap_server).topics)
+    names = [name for name in known if internal or not name.startswith("__")]
+    if as_json:
+        say(json.dumps(names, indent=2))
+        return
+    for name in names:
+        say(name)
 
 
 @app.command()
@@ -73,6 +87,7 @@ def describe(
     under_replicated: Annotated[
         bool, typer.Option("--under-replicated-partitions", help="Only partitions with replicas out of sync.")
     ] = False,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show topics, their partitions, leaders, replicas and in-sync replicas."""
@@ -81,12 +96,31 @@ def describe(
     wanted = sorted(known) if not names else list(names)
     if missing := [name or "''" for name in wanted if name not in known]:
         fail(f"There is no topic {', '.join(missing)}.")
-    if not wanted:
-        return
-    configs = _overrides(admin, wanted)
+    configs = _overrides(admin, wanted) if wanted else {}
     adding = _adding(bootstrap_server) if under_replicated else None
-    for name, topic in _descriptions(admin, wanted).items():
+    described = _descriptions(admin, wanted) if wanted else {}
+    if as_json:
+        found = [_as_json(name, topic, configs[name], adding) for name, topic in described.items()]
+        say(json.dumps([topic for topic in found if topic["partitions"] or adding is None], indent=2))
+        return
+    for name, topic in described.items():
         _show(name, topic, configs[name], adding)
+
+
+def _as_json(name: str, topic: Any, overrides: dict[str, str], adding: Adding | None) -> dict[str, Any]:
+    partitions = sorted(topic.partitions, key=lambda partition: partition.id)
+    if adding is not None:
+        partitions = under_replicated_partitions(name, partitions, adding)
+    shown = [
+        {
+            "partition": part.id,
+            "leader": part.leader.id if part.leader else None,
+            "replicas": [node.id for node in part.replicas],
+            "isr": [node.id for node in part.isr],
+        }
+        for part in partitions
+    ]
+    return {"topic": name, "topic_id": _topic_id(topic.topic_id), "configs": overrides, "partitions": shown}
 
 
 def _descriptions(admin: AdminClient, names: list[str]) -> dict[str, Any]:
@@ -151,7 +185,7 @@ def _show(name: str, topic: Any, overrides: dict[str, str], adding: Adding | Non
 
 
 def _topic_id(topic_id: Any) -> str:
-    """As Kafka writes it, in partition.metadata too: Base64 for URLs, where librdkafka has the standard alphabet."""
+    """Return the id as Kafka writes it: URL-safe Base64, where librdkafka uses the standard alphabet."""
     return str(topic_id).replace("+", "-").replace("/", "_")
 
 

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,11 +20,19 @@ import typer
 from klamm.cli.client import parse_pairs
 from klamm.cli.output import Failure, bold, fail, note, say, yellow
 from klamm.errors import KlammError
+from klamm.model import parse_host_port
 
 if TYPE_CHECKING:
     from klamm.local.local_cluster import LocalCluster
 
 _LAST_PORT: Final = 65535
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
 UP_DEFAULTS: Final[dict[str, object]] = {
     "zookeeper.session.timeout.ms": 6000,
     "group.initial.rebalance.delay.ms": 0,
@@ -39,6 +48,7 @@ _OWN_KEYS: Final = {
     "log.dirs": "; use --data-dir",
     "zookeeper.connect": "; use --zookeeper",
 }
+_ZOOKEEPER_PORT: Final = 2181
 _ZOOKEEPER_WAIT_S: Final = 5.0
 _SLOW_STOP_S: Final = 2.0
 _POLL_S: Final = 0.5
@@ -72,9 +82,27 @@ def up(
     config: Annotated[
         list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Setting for all brokers.")
     ] = [],  # noqa: B006
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt connections, with certificates that klamm makes.")
+    ] = False,
+    sasl: Annotated[
+        str | None,
+        typer.Option(
+            "--sasl", metavar="MECHANISM", help="Require users with passwords: SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN."
+        ),
+    ] = None,
+    acls: Annotated[
+        bool, typer.Option("--acls", help="Deny what access control lists do not allow; needs --tls or --sasl.")
+    ] = False,
     control_plane: Annotated[
         bool, typer.Option("--control-plane", help="Give every broker a second listener for the controller's requests.")
     ] = False,
+    dashboard_port: Annotated[
+        int,
+        typer.Option(
+            "--dashboard-port", min=-1, max=_LAST_PORT, help="Port of the viewer; 0 picks a free one, -1 disables it."
+        ),
+    ] = 0,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
 
@@ -83,6 +111,9 @@ def up(
     A broker that exits is not restarted. To restart it, run `klamm broker --config DATA_DIR/broker-1.properties` in
     another terminal. When all brokers have exited, ZooKeeper stops too, unless it still has clients, such as brokers
     that were started by hand.
+
+    With --tls, --sasl or --acls, the certificates and passwords are in DATA_DIR/security, and client.properties in
+    DATA_DIR is the --command-config of a super user. `klamm user` adds users, and `klamm acl` allows them something.
     """
     from klamm.config import KafkaConfig
     from klamm.local.local_cluster import LocalCluster
@@ -91,6 +122,7 @@ def up(
         fail(f"The ports of {brokers} brokers from {port} on end after {_LAST_PORT}. Choose a lower --port.")
     settings = parse_pairs(config, "--config")
     _refuse_own_keys(settings)
+    refuse_secrets(settings, "--config")
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
     if zookeeper is not None:
         _must_answer(zookeeper)
@@ -99,6 +131,9 @@ def up(
         _warn_of_absent_brokers(data_dir, brokers)
         cluster = LocalCluster(
             brokers,
+            tls=tls,
+            sasl=None if sasl is None else sasl.upper(),
+            acls=acls,
             data_dir=data_dir,
             zookeeper=zookeeper,
             ports=[port + i for i in range(brokers)] if port else (),
@@ -109,10 +144,20 @@ def up(
         cluster.start_all()
         try:
             _announce(cluster, time.monotonic() - started)
-            _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
+            with _dashboard(cluster, dashboard_port):
+                _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
         finally:
             _stop(cluster)
     note("Stopped; the data stays in " + str(data_dir) + ".")
+
+
+def refuse_secrets(settings: Iterable[str], option: str) -> None:
+    """Fail for passwords on the command line: others can read the arguments of a process."""
+    from klamm.config.kafka_config import broker_key
+
+    for name in settings:
+        if (key := broker_key(name)) is not None and key.is_sensitive:
+            fail(f"{option} {name}: others can read the arguments of a process. Put it into a file of mode 0600.")
 
 
 def _refuse_own_keys(settings: Mapping[str, str]) -> None:
@@ -126,10 +171,11 @@ def _must_answer(zookeeper: str) -> None:
     import socket
 
     for server in zookeeper.partition("/")[0].split(","):
-        host, _, port = server.strip().partition(":")
-        if not (port or "2181").isdecimal():
+        try:
+            address = parse_host_port(server, _ZOOKEEPER_PORT)
+        except ValueError:
             fail(f"--zookeeper cannot be {zookeeper!r}: expected HOST:PORT,HOST:PORT/CHROOT.")
-        with suppress(OSError, OverflowError), socket.create_connection((host, int(port or 2181)), _ZOOKEEPER_WAIT_S):
+        with suppress(OSError), socket.create_connection(address, _ZOOKEEPER_WAIT_S):
             return
     fail(f"ZooKeeper does not answer at {zookeeper}.")
 
@@ -138,9 +184,24 @@ def _announce(cluster: LocalCluster, seconds: float) -> None:
     count = len(cluster.broker_ids)
     note(f"{count} broker{'' if count == 1 else 's'} up in {seconds:.1f} s; data in {cluster.data_dir}; Ctrl-C stops.")
     say(f"{bold('bootstrap servers')} {cluster.bootstrap_servers}")
+    if (path := cluster.write_client_properties()) is not None:
+        say(f"{bold('clients')} --command-config {path}")
     addresses = [cluster.metrics_address(broker_id) for broker_id in cluster.broker_ids]
     if served := " ".join(f"http://{address}/metrics" for address in addresses if address is not None):
         say(f"{bold('metrics')} {served}")
+
+
+@contextmanager
+def _dashboard(cluster: LocalCluster, port: int) -> Iterator[None]:
+    """Serve the viewer beside the brokers, if its libraries are installed. It reads nothing until a page is open."""
+    from klamm.cli.dashboard import is_installed, live_source, open_server
+
+    if port < 0 or not is_installed():
+        yield
+        return
+    with open_server(live_source(cluster.bootstrap_servers), port=port) as server:
+        say(f"{bold('dashboard')} {server.address}")
+        yield
 
 
 def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool) -> None:
@@ -187,9 +248,8 @@ def zookeeper_clients(address: str) -> int:
     """Return the number of clients with a session that the ZooKeeper server reports; 0 if it does not answer."""
     import socket
 
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _ZOOKEEPER_WAIT_S) as connection:
+        with socket.create_connection(parse_host_port(address), _ZOOKEEPER_WAIT_S) as connection:
             connection.sendall(b"stat")
             with connection.makefile("rb") as answer:
                 return sum(int(number, 16) != 0 for number in _SESSION.findall(answer.read()))
@@ -270,7 +330,7 @@ class _Signals:
 
 
 class DirectoryLock:
-    """Makes this process the only user of a data directory until it ends.
+    """Make this process the only user of a data directory until it ends.
 
     A directory that was created for the lock and holds nothing else afterwards is removed.
     """
@@ -319,11 +379,18 @@ def broker(
     override: Annotated[
         list[str], typer.Option("--override", "-o", metavar="KEY=VALUE", help="Setting that overrides the file.")
     ] = [],  # noqa: B006
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Lines of text, or one JSON object per line.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Run one broker in the foreground; SIGTERM stops it cleanly."""
     from klamm.config import KafkaConfig
 
     KafkaConfig.from_file(config, override)
+    refuse_secrets((setting.partition("=")[0].strip() for setting in override), "--override")
     overrides = [argument for setting in override for argument in ("--override", setting)]
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "klamm.server", "--config", str(config), *overrides])
+    os.execv(
+        sys.executable,
+        [sys.executable, "-m", "klamm.server", "--config", str(config), *overrides, "--log-format", log_format],
+    )

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
 from klamm.client.patience import SINGLE_REQUEST
 from klamm.client.versions import BrokerVersions, Negotiation
-from klamm.errors import ProtocolError
+from klamm.errors import ErrorCode, ProtocolError
 from klamm.protocol.frames import Frame, FrameReader
 from klamm.protocol.wire import BytesLike, Message, decode, decode_in_slices, encode
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
+from klamm.security.sasl.client_authentication import ClientAuthentication
+from klamm.security.sasl.client_mechanisms import SaslCredentials, SaslFailure
+from klamm.security.sasl.mechanisms import KLAMM_PEER
+from klamm.security.tls.contexts import client_context
+from klamm.security.tls.handshake_errors import hide_handshake_errors
 
 JOIN_BYTES: Final = 64 * 1024
 WHOLE_BYTES: Final = 32 * 1024
 """Larger responses are decoded in slices."""
 _SOFTWARE_NAME: Final = "klamm"
+_SIZE_BYTES: Final = 4
+"""The length before each frame."""
+_REAUTHENTICATE_AT: Final = 0.85
+"""The share of a session's lifetime after which the client authenticates again, as in Kafka."""
+
+
+class ConnectionTotals:
+    """Totals of one connection, or of several that follow each other."""
+
+    __slots__ = ("closed", "created", "incoming_bytes", "outgoing_bytes", "requests", "responses")
+
+    def __init__(self) -> None:
+        self.created = self.closed = 0
+        self.requests = self.responses = 0
+        self.incoming_bytes = self.outgoing_bytes = 0
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
@@ -34,14 +56,20 @@ class BrokerConnection(asyncio.BufferedProtocol):
         client_id: str | None,
         request_timeout_ms: int,
         max_response_bytes: int,
+        first_correlation_id: int,
+        totals: ConnectionTotals | None,
     ) -> None:
+        self._totals = totals if totals is not None else ConnectionTotals()
         self._loop = loop
         self._request_timeout_ms = request_timeout_ms
         self._reader = FrameReader(max_response_bytes)
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange[_Waiting] = Exchange(client_id)
+        self._exchange: Exchange[_Waiting] = Exchange(client_id, first_correlation_id)
         self._error: ConnectionError | None = None
         self._versions: BrokerVersions | None = None
+        self._held: list[tuple[_Waiting | None, int, int, list[BytesLike]]] | None = None
+        """Requests that wait while the connection authenticates again; None otherwise."""
+        self._session: asyncio.TimerHandle | asyncio.Task[None] | None = None
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when the connection has ended."""
 
@@ -55,26 +83,70 @@ class BrokerConnection(asyncio.BufferedProtocol):
         client_id: str | None = "klamm",
         request_timeout_ms: int = SINGLE_REQUEST.request_ms,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        first_correlation_id: int = 0,
+        totals: ConnectionTotals | None = None,
+        security: ClientSecurity = PLAINTEXT,
     ) -> BrokerConnection:
-        """Connect to a broker. Raises ConnectionError if it is unreachable, TimeoutError after `timeout_ms`."""
+        """Connect to a broker and authenticate.
+
+        Raises ConnectionError if it is unreachable or refuses the credentials, TimeoutError after `timeout_ms`.
+        """
         loop = asyncio.get_running_loop()
         connection = cls(
-            loop, client_id=client_id, request_timeout_ms=request_timeout_ms, max_response_bytes=max_response_bytes
+            loop,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            max_response_bytes=max_response_bytes,
+            first_correlation_id=first_correlation_id,
+            totals=totals,
         )
         try:
             # not wait_for: in Python 3.11 it loses a cancellation that arrives at the moment of success
             async with asyncio.timeout(timeout_ms / 1000):
-                await loop.create_connection(lambda: connection, host, port)
+                await connection._open(host, port, security)
         except asyncio.CancelledError:
             connection.close()
             raise
+        except _ProofUnknown:
+            connection.close()
+            return await cls.connect(
+                host,
+                port,
+                timeout_ms=timeout_ms,
+                client_id=client_id,
+                request_timeout_ms=request_timeout_ms,
+                max_response_bytes=max_response_bytes,
+                first_correlation_id=first_correlation_id,
+                totals=totals,
+                security=replace(security, peer=None),
+            )
         except TimeoutError:
+            connection.close()
             raise TimeoutError(f"{host}:{port} did not answer within {timeout_ms} ms") from None
         except ConnectionError:
+            connection.close()
             raise
+        except SaslFailure as error:
+            connection.close()
+            raise ConnectionError(f"{host}:{port}: {error}") from None
         except OSError as error:
+            connection.close()
             raise ConnectionError(f"{host}:{port} cannot be reached: {error.strerror or error}") from error
         return connection
+
+    async def _open(self, host: str, port: int, security: ClientSecurity) -> None:
+        if security.tls is None:
+            await self._loop.create_connection(lambda: self, host, port)
+        else:
+            from aiofastnet import create_connection  # slow to import, and only TLS needs it
+
+            hide_handshake_errors(self._loop)
+            context = client_context(security.tls)
+            await create_connection(self._loop, lambda: self, host, port, ssl=context, server_hostname=host)
+        if security.sasl is not None:
+            await self._authenticate(security.sasl)
+        if security.peer is not None:
+            await self._authenticate(security.peer)
 
     @property
     def is_closed(self) -> bool:
@@ -83,6 +155,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
     @property
     def in_flight(self) -> int:
         return len(self._exchange.pending)
+
+    @property
+    def next_correlation_id(self) -> int:
+        """The correlation id of the next request."""
+        return self._exchange.next_correlation_id
 
     def send(self, request: Message, version: int, *, timeout_ms: int | None = None) -> asyncio.Future[Any]:
         """Send a request and return a future of its response. More requests may be sent before it is awaited."""
@@ -97,8 +174,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
             future.set_exception(ConnectionError(*self._error.args))
             return future
         waiting = _Waiting(api_key, version, future)
-        head, size = self._exchange.begin(waiting, body)
-        self._write(head, body, size)
+        if self._held is None:
+            head, size = self._exchange.begin(waiting, body)
+            self._write(head, body, size)
+        else:
+            self._held.append((waiting, api_key, version, body))
         seconds = (self._request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         waiting.timer = self._loop.call_later(seconds, self._on_timeout, waiting)
         return future
@@ -108,6 +188,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._error is not None:
             raise ConnectionError(*self._error.args)
         body = encode(request, version)
+        if self._held is not None:
+            self._held.append((None, request.KEY, version, body))
+            return
         head, size = self._exchange.begin_unanswered(request.KEY, version, body)
         self._write(head, body, size)
 
@@ -136,8 +219,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._totals.created += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._totals.closed += 1
         self._fail(ConnectionError(f"the broker closed the connection{f': {exc}' if exc else ''}"))
         if not self.closed.done():
             self.closed.set_result(None)
@@ -146,16 +231,66 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return self._reader.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._totals.incoming_bytes += nbytes
         try:
             for frame in self._reader.buffer_updated(nbytes):
                 self._on_frame(frame)
         except ProtocolError as error:
             self._fail(_not_kafka(error))
 
+    # --- authentication ---
+
+    async def _authenticate(self, credentials: SaslCredentials) -> None:
+        """Raises SaslFailure and the errors of `send`."""
+        is_peer = credentials.mechanism == KLAMM_PEER
+        authentication = ClientAuthentication(credentials)
+        while (request := authentication.request) is not None:
+            response = await self._send_now(request, authentication.version)
+            if is_peer and not authentication.has_begun and response.error_code:
+                if response.error_code == ErrorCode.ILLEGAL_SASL_STATE:
+                    return
+                raise _ProofUnknown
+            if authentication.is_slow:
+                await self._loop.run_in_executor(None, authentication.receive, response)
+            else:
+                authentication.receive(response)
+        if authentication.session_lifetime_ms > 0 and not is_peer:
+            delay_s = authentication.session_lifetime_ms * _REAUTHENTICATE_AT / 1000
+            self._session = self._loop.call_later(delay_s, self._begin_again, credentials)
+
+    def _send_now(self, request: Message, version: int) -> asyncio.Future[Any]:
+        held, self._held = self._held, None
+        try:
+            return self.send(request, version)
+        finally:
+            self._held = held
+
+    def _begin_again(self, credentials: SaslCredentials) -> None:
+        """Authenticate again (KIP-368): requests in flight are answered first, later ones wait."""
+        if self._error is None:
+            self._held = []
+            self._session = self._loop.create_task(self._authenticate_again(credentials))
+
+    async def _authenticate_again(self, credentials: SaslCredentials) -> None:
+        try:
+            await self._authenticate(credentials)
+        except (SaslFailure, OSError) as error:
+            self._fail(ConnectionError(f"the broker refused to authenticate this client again: {error}"))
+            return
+        held, self._held = self._held or [], None
+        for waiting, api_key, version, body in held:
+            if waiting is None:
+                head, size = self._exchange.begin_unanswered(api_key, version, body)
+            else:
+                head, size = self._exchange.begin(waiting, body)
+            self._write(head, body, size)
+
     # --- inside ---
 
     def _write(self, head: bytes, body: list[BytesLike], size: int) -> None:
         assert self._transport is not None
+        self._totals.requests += 1
+        self._totals.outgoing_bytes += _SIZE_BYTES + size
         if size <= JOIN_BYTES:
             self._transport.write(b"".join((head, *body)))
         else:
@@ -163,6 +298,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _on_frame(self, frame: Frame) -> None:
         waiting, response_class, version, position = self._exchange.match(frame)
+        self._totals.responses += 1
         if len(frame) > WHOLE_BYTES:
             waiting.stop_timer()
             self._decode_on(waiting, decode_in_slices(response_class, version, frame, position))
@@ -197,9 +333,19 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._error = error
         if self._transport is not None:
             self._transport.abort()
+        if self._session is not None:
+            self._session.cancel()
         pending = self._exchange.pending
         while pending:
             pending.popleft().fail(error)
+        held, self._held = self._held, None
+        for waiting, *_ in held or ():
+            if waiting is not None:
+                waiting.fail(error)
+
+
+class _ProofUnknown(Exception):
+    """The broker does not know the proof of brokers and ends the connection: a Kafka broker whose sessions end."""
 
 
 def _not_kafka(error: ProtocolError) -> ConnectionError:

@@ -1,19 +1,26 @@
-"""BlockingConnection: a connection to one broker over a plain socket, for Spark, the CLI and LocalCluster."""
+"""BlockingConnection: a connection to one broker over a socket, for Spark, the CLI and LocalCluster."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+import time
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
+from klamm.client.client_errors import AuthenticationError
 from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
 from klamm.client.patience import SINGLE_REQUEST
 from klamm.client.versions import BrokerVersions, Negotiation
 from klamm.errors import KlammError, ProtocolError
 from klamm.protocol.messages.api_versions import ApiVersionsResponse
 from klamm.protocol.wire import Message, decode, encode
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
+from klamm.security.sasl.client_authentication import ClientAuthentication
+from klamm.security.sasl.client_mechanisms import SaslFailure
+from klamm.security.tls.contexts import client_context
 
 M = TypeVar("M", bound=Message)
 Address = tuple[str, int]
@@ -21,6 +28,8 @@ Address = tuple[str, int]
 _SIZE = Struct(">i")
 _FIRST_BYTES: Final = 16 * 1024 * 1024
 """Maximum memory reserved because the peer announced a size; more is reserved only after these bytes arrived."""
+_REAUTHENTICATE_AT: Final = 0.85
+"""The share of a session's lifetime after which the client authenticates again, as in Kafka."""
 
 
 class NotKafkaError(ConnectionError):
@@ -53,8 +62,12 @@ class BlockingConnection:
         client_id: str,
         timeout_ms: float = SINGLE_REQUEST.request_ms,
         receive_buffer_bytes: int | None = None,
+        security: ClientSecurity = PLAINTEXT,
     ) -> None:
-        """Connect. `timeout_ms` bounds the connection attempt and each response; `timeout_ms` can be set later."""
+        """Connect and authenticate. `timeout_ms` bounds the connection attempt and each response; it can be set later.
+
+        Raises AuthenticationError if the broker refuses the credentials or its certificate is not trusted.
+        """
         self.address = address
         self.timeout_ms = timeout_ms
         self._exchange: Exchange[Pending] = Exchange(client_id)
@@ -63,6 +76,41 @@ class BlockingConnection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if receive_buffer_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        self._security = security
+        self._authenticate_at: float | None = None
+        if security.tls is not None:
+            self._start_tls(client_context(security.tls))
+        self._authenticate()
+
+    def _start_tls(self, context: ssl.SSLContext) -> None:
+        host, port = self.address
+        try:
+            self._socket = context.wrap_socket(self._socket, server_hostname=host)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise AuthenticationError(
+                f"The certificate of {host}:{port} is not trusted: {error.verify_message}"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _authenticate(self) -> None:
+        credentials = self._security.sasl
+        if credentials is None:
+            return
+        self._authenticate_at = None
+        authentication = ClientAuthentication(credentials)
+        try:
+            while (request := authentication.request) is not None:
+                self.send(request, authentication.version)
+                authentication.receive(self.receive())
+        except SaslFailure as error:
+            self.close()
+            raise AuthenticationError(f"{self.address[0]}:{self.address[1]}: {error}") from None
+        if authentication.session_lifetime_ms > 0:
+            seconds = authentication.session_lifetime_ms * _REAUTHENTICATE_AT / 1000
+            self._authenticate_at = time.monotonic() + seconds
 
     def __enter__(self) -> BlockingConnection:
         return self
@@ -77,6 +125,11 @@ class BlockingConnection:
     @property
     def is_closed(self) -> bool:
         return self._socket.fileno() < 0
+
+    @property
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """The broker's certificate as the ssl module describes it; None without TLS."""
+        return self._socket.getpeercert() if isinstance(self._socket, ssl.SSLSocket) else None
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -105,6 +158,8 @@ class BlockingConnection:
         return cast(M, self.receive())
 
     def send(self, request: Message, version: int) -> None:
+        if self._authenticate_at is not None and not self.in_flight and time.monotonic() >= self._authenticate_at:
+            self._authenticate()
         body = encode(request, version)
         head, _ = self._exchange.begin(Pending(request.KEY, version), body)
         try:
@@ -166,13 +221,16 @@ class BlockingConnection:
 
 
 @contextlib.contextmanager
-def connected(address: Address, timeout_s: float, *, client_id: str = "klamm") -> Iterator[BlockingConnection]:
+def connected(
+    address: Address, timeout_s: float, *, client_id: str = "klamm", security: ClientSecurity = PLAINTEXT
+) -> Iterator[BlockingConnection]:
     """Connect for several requests.
 
     Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
-    Kafka's protocol.
+    Kafka's protocol or refuses the credentials.
     """
-    with BlockingConnection(address, client_id=client_id, timeout_ms=timeout_s * 1000) as connection:
+    timeout_ms = timeout_s * 1000
+    with BlockingConnection(address, client_id=client_id, timeout_ms=timeout_ms, security=security) as connection:
         try:
             yield connection
         except NotKafkaError as error:
@@ -187,7 +245,8 @@ def ask_once(
     timeout_s: float,
     *,
     client_id: str = "klamm",
+    security: ClientSecurity = PLAINTEXT,
 ) -> M:
     """Send one request over a connection of its own and return the response. Raises the errors of `connected`."""
-    with connected(address, timeout_s, client_id=client_id) as connection:
+    with connected(address, timeout_s, client_id=client_id, security=security) as connection:
         return connection.ask(request, response, version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from klamm.errors import ErrorCode, KlammError
+from klamm.model import TopicPartition
 
 
 class ClientError(KlammError):
@@ -13,12 +14,33 @@ class UnreachableError(ClientError):
     """No broker has ever been reached, so further attempts are not worth the wait."""
 
 
+class AuthenticationError(ClientError):
+    """The broker refuses the credentials, or its certificate is not trusted. Repeating the attempt does not help."""
+
+
 class UnknownTopicError(ClientError):
     """The topic or partition does not exist, or no longer exists."""
 
 
 class OffsetOutOfRangeError(ClientError):
     """The leader has no record at the offset: it is before the start or after the end of the log."""
+
+
+class ProducerFencedError(ClientError):
+    """The epoch is no longer the producer's: its transaction timed out, or another producer has the id now."""
+
+
+class TransactionTimeoutError(ClientError):
+    """The broker does not accept a transaction timeout that is this long."""
+
+
+class ProduceError(ClientError):
+    """A partition rejected a record batch for good."""
+
+    def __init__(self, tp: TopicPartition, code: int, detail: str | None = None) -> None:
+        super().__init__(f"{tp} rejected a batch: {error_name(code)}{f' ({detail})' if detail else ''}.")
+        self.tp = tp
+        self.code = code
 
 
 class RetriableError(Exception):

@@ -20,16 +20,17 @@ from klamm.client.client_errors import (
     OffsetOutOfRangeError,
     RetriableError,
     TopicIdError,
+    UnknownTopicError,
     error_name,
     is_retriable,
 )
 from klamm.client.cluster_metadata import ClusterMetadata, ClusterState, metadata_request
 from klamm.client.connection_pool import ClientConfig, Connect, ConnectionPool, connect
-from klamm.client.patience import Deadline, Patience
+from klamm.client.patience import MISSING_TOPIC, Deadline, Patience
 from klamm.clock import Clock, SystemClock
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
-from klamm.model import ZERO_UUID, TopicPartition
+from klamm.model import INTERNAL_TOPICS, ZERO_UUID, TopicPartition
 from klamm.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
@@ -63,7 +64,10 @@ _log = logging.getLogger(__name__)
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 FETCH_BY_NAME, FETCH_BY_ID = 12, 13
+GROUP, TRANSACTION = 0, 1
+"""Kinds of coordinators."""
 _EARLIEST, _LATEST = -2, -1
+_BATCHED_COORDINATORS: Final = 4
 _WRONG_ID: Final = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 _FIRST_LOGGED_ATTEMPT: Final = 16
 
@@ -155,8 +159,30 @@ class ClusterClient:
         return {
             name: sorted(topic.partitions)
             for name, topic in sorted(state.topics.items())
-            if matching is None or (matching.search(name) and not topic.is_internal)
+            if matching is None or not (topic.is_internal or name in INTERNAL_TOPICS or not matching.search(name))
         }
+
+    def partition_count(self, topic: str) -> int:
+        """Return the number of partitions for a producer. Brokers that create topics on demand create this one.
+
+        Returns 0 if brokers have reported for long enough that there is no such topic.
+        """
+        request = metadata_request([topic], creates=True)
+
+        def attempt() -> int:
+            state = self._metadata.learn(self._any_broker().ask(request, MetadataResponse))
+            if topic not in state.topics:
+                raise UnknownTopicError(f"{topic} does not exist.")
+            if not state.topics[topic].partitions:
+                raise RetriableError(f"{topic} has no partitions yet")
+            return len(state.topics[topic].partitions)
+
+        for _ in range(MISSING_TOPIC.tries):
+            try:
+                return self.retry(f"the partitions of {topic}", attempt)
+            except UnknownTopicError:
+                self._sleep(MISSING_TOPIC.every_ms / 1000)
+        return 0
 
     def leader_address(self, tp: TopicPartition) -> tuple[int, str, int]:
         """Return (broker id, host, port) of a partition's leader. Raises UnknownTopicError."""
@@ -355,14 +381,39 @@ class ClusterClient:
             self.retry(f"a commit of offsets for group {group}", attempt)
 
     def _coordinator(self, group: str) -> Address:
+        return self.coordinators([group], GROUP)[group]
+
+    # --- for clients that are built on this one ---
+
+    def coordinators(self, keys: Iterable[str], key_type: int) -> dict[str, Address]:
+        """Return the coordinator of each group or transactional id. One attempt. Raises RetriableError or OSError."""
         broker = self._any_broker()
-        batched = broker.version(FindCoordinatorRequest) >= 4
-        request = FindCoordinatorRequest(key="" if batched else group, coordinator_keys=[group] if batched else ())
-        response = broker.ask(request, FindCoordinatorResponse)
-        found = response.coordinators[0] if batched else response
-        if found.error_code != ErrorCode.NONE:
-            raise RetriableError(f"the coordinator of group {group}: {error_name(found.error_code)}")
-        return found.host, found.port
+        if broker.version(FindCoordinatorRequest) < _BATCHED_COORDINATORS:
+            return {key: self._one_coordinator(broker, key, key_type) for key in keys}
+        request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=list(keys))
+        found: dict[str, Address] = {}
+        for each in broker.ask(request, FindCoordinatorResponse).coordinators:
+            _check_coordinator(each.key, each.error_code)
+            found[each.key] = each.host, each.port
+        return found
+
+    def _one_coordinator(self, broker: BlockingConnection, key: str, key_type: int) -> Address:
+        response = broker.ask(FindCoordinatorRequest(key=key, key_type=key_type), FindCoordinatorResponse)
+        _check_coordinator(key, response.error_code)
+        return response.host, response.port
+
+    def connection(self, address: Address) -> BlockingConnection:
+        """Return a free connection to a broker. Raises OSError."""
+        return self._pool.get(address, self._request_ms())
+
+    def known_leader(self, tp: TopicPartition) -> Address | None:
+        """Return the address of the leader as last seen, without a request."""
+        leader = self._metadata.known_leader(tp)
+        return None if leader is None else self._metadata.brokers[leader]
+
+    def addresses(self) -> dict[int, Address]:
+        """Return the brokers of the last metadata, by id."""
+        return dict(self._metadata.brokers)
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -378,6 +429,13 @@ class PendingFetch:
 
     def is_of(self, topic: FetchableTopicResponse) -> bool:
         return topic.topic == self.tp.topic if self.topic_id is None else topic.topic_id == self.topic_id
+
+
+def _check_coordinator(key: str, code: int) -> None:
+    if code == ErrorCode.NONE:
+        return
+    problem = f"the coordinator of {key}: {error_name(code)}"
+    raise RetriableError(problem) if is_retriable(code) else ClientError(f"The broker rejected {problem}.")
 
 
 def _without_none(found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:

@@ -44,10 +44,10 @@ class ClusterState:
     topics: Mapping[str, TopicState]
 
 
-def metadata_request(topics: Iterable[str] | None) -> MetadataRequest:
-    """Return a request for these topics, for all topics if None."""
+def metadata_request(topics: Iterable[str] | None, *, creates: bool = False) -> MetadataRequest:
+    """Return a request for these topics, for all topics if None. `creates` allows brokers to create missing ones."""
     wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in sorted(set(topics))]
-    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+    return MetadataRequest(topics=wanted, allow_auto_topic_creation=creates)
 
 
 class ClusterMetadata:

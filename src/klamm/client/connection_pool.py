@@ -9,6 +9,7 @@ from klamm.client.blocking_connection import Address, BlockingConnection
 from klamm.client.client_errors import AllRefusedError
 from klamm.client.patience import CLUSTER_CALL, Patience
 from klamm.lazy_dataclass import lazy_dataclass
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
 
 Connect = Callable[["ClientConfig", Address, float], BlockingConnection]
 
@@ -27,6 +28,7 @@ class ClientConfig:
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
     check_crcs: bool = True
+    security: ClientSecurity = PLAINTEXT
 
 
 def connect(config: ClientConfig, address: Address, timeout_ms: float) -> BlockingConnection:
@@ -36,6 +38,7 @@ def connect(config: ClientConfig, address: Address, timeout_ms: float) -> Blocki
         client_id=config.client_id,
         timeout_ms=timeout_ms,
         receive_buffer_bytes=config.receive_buffer_bytes,
+        security=config.security,
     )
     connection.negotiate(config.software_name)
     return connection

@@ -43,21 +43,21 @@ P = TypeVar("P", bound=Pending)
 class Exchange(Generic[P]):
     """The requests of one connection, oldest first. A broker answers them in their order."""
 
-    def __init__(self, client_id: str | None) -> None:
+    def __init__(self, client_id: str | None, first_correlation_id: int = 0) -> None:
         self._client_id = client_id
-        self._next_id = 0
+        self.next_correlation_id = first_correlation_id & _MAX_CORRELATION_ID
         self._tails: dict[tuple[int, int], bytes] = {}
         self.pending: deque[P] = deque()
 
     def begin(self, pending: P, body: list[BytesLike]) -> tuple[bytes, int]:
         """Register a request and return what precedes its body, with the size of the frame."""
-        pending.correlation_id = correlation_id = self._next_id
+        pending.correlation_id = correlation_id = self.next_correlation_id
         self.pending.append(pending)
         return self._head(pending.api_key, pending.version, correlation_id, body)
 
     def begin_unanswered(self, api_key: int, version: int, body: list[BytesLike]) -> tuple[bytes, int]:
         """Frame a request that no response follows: Produce with acks=0."""
-        return self._head(api_key, version, self._next_id, body)
+        return self._head(api_key, version, self.next_correlation_id, body)
 
     def match(self, frame: BytesLike) -> tuple[P, type[Message], int, int]:
         """Remove the request that the frame answers; return it with the class, version and position of the response.
@@ -77,7 +77,7 @@ class Exchange(Generic[P]):
         return pending, response_class(api_key), version, position
 
     def _head(self, api_key: int, version: int, correlation_id: int, body: list[BytesLike]) -> tuple[bytes, int]:
-        self._next_id = (correlation_id + 1) & _MAX_CORRELATION_ID
+        self.next_correlation_id = (correlation_id + 1) & _MAX_CORRELATION_ID
         tail = self._tails.get((api_key, version))
         if tail is None:
             header = encode_request_header(RequestHeader(api_key, version, 0, self._client_id))

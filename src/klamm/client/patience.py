@@ -45,6 +45,8 @@ LOG_END_QUERY: Final = Patience(FOREVER, backoff_ms=100, longest_backoff_ms=5_00
 """The controller asks until the broker has reported the ends of its logs or leaves the cluster."""
 CONTROLLER_CHANNEL: Final = Patience(30_000, backoff_ms=50)
 """A broker's request to the controller; `request.timeout.ms` replaces the deadline."""
+TRANSACTION_VERIFICATION: Final = Patience(10_000, request_ms=10_000)
+"""A partition leader asks the coordinator of a transaction, once: the producer waits, and tries again itself."""
 CONTROL_LOG: Final = Patience(5_000, request_ms=5_000)
 """A batch of the control log."""
 CLUSTER_CALL: Final = Patience(60_000)
@@ -55,6 +57,14 @@ GROUP_COMMIT: Final = Patience(2_000)
 """A commit of a stream's position for a consumer group, before a batch; the next batch repeats it."""
 PROGRESS_COMMIT: Final = Patience(5_000)
 """The same from a progress listener, which delays no batch."""
+TRANSACTION_STEP: Final = Patience(60_000, backoff_ms=20)
+"""A request to a transaction coordinator, which rejects requests for milliseconds while a transaction completes."""
+TRANSACTION_END: Final = Patience(120_000, backoff_ms=20)
+"""The end of a transaction whose outcome is decided: long enough for a coordinator to move after a failure."""
+STATE_READ: Final = Patience(120_000, backoff_ms=20)
+"""A read of committed state to its end: transactions of other writers may have to time out before."""
+DELIVERY: Final = Patience(120_000, backoff_ms=50)
+"""A record batch until the leader acknowledges it; `delivery.timeout.ms` replaces the deadline."""
 LOCAL_REQUEST: Final = Patience(10_000, backoff_ms=20, request_ms=10_000)
 """A request of LocalCluster to one of its brokers."""
 LOCAL_CHANGE: Final = Patience(30_000, backoff_ms=20, request_ms=30_000)

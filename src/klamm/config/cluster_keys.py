@@ -26,9 +26,14 @@ REPLICA_SELECTORS = (
 
 
 class TopicDefaultKeys:
-    num_partitions = int32("num.partitions", 1, "Partitions of a topic created without a number.", check=at_least(1))
+    num_partitions = int32(
+        "num.partitions", 1, "Partitions of a topic that is created without a partition count.", check=at_least(1)
+    )
     default_replication_factor = int32(
-        "default.replication.factor", 1, "Replicas of a topic created without a number.", check=at_least(1)
+        "default.replication.factor",
+        1,
+        "Replicas of a topic that is created without a replication factor.",
+        check=at_least(1),
     )
     min_insync_replicas = int32(
         "min.insync.replicas",
@@ -41,7 +46,7 @@ class TopicDefaultKeys:
     unclean_leader_election_enable = boolean(
         "unclean.leader.election.enable",
         False,
-        "Whether a replica that is not in sync may become leader, losing records, when no other is left.",
+        "Whether a replica that is not in sync may become leader, losing records, if no other is left.",
         importance=HIGH,
         update=CLUSTER_WIDE,
     )
@@ -70,7 +75,7 @@ class ReplicaKeys:
     replica_fetch_max_bytes = int32(
         "replica.fetch.max.bytes",
         1048576,
-        "Bytes that a follower asks for per partition.",
+        "Bytes that a follower requests per partition.",
         check=at_least(0),
     )
     replica_fetch_wait_max_ms = int32(
@@ -79,7 +84,7 @@ class ReplicaKeys:
     replica_fetch_backoff_ms = int32(
         "replica.fetch.backoff.ms",
         1000,
-        "How long a follower rests after an error.",
+        "Pause of a follower after an error.",
         check=at_least(0),
     )
     replica_fetch_min_bytes = int32(
@@ -88,13 +93,13 @@ class ReplicaKeys:
     replica_fetch_response_max_bytes = int32(
         "replica.fetch.response.max.bytes",
         10485760,
-        "Bytes that a follower asks for in one Fetch.",
+        "Bytes that a follower requests in one Fetch.",
         check=at_least(0),
     )
     num_replica_fetchers = int32(
         "num.replica.fetchers",
         1,
-        "Tasks that fetch from one leader; its partitions are dealt out among them.",
+        "Tasks that fetch from one leader; they share its partitions.",
         importance=HIGH,
         check=at_least(1),
         update=CLUSTER_WIDE,
@@ -115,14 +120,14 @@ class ReplicaKeys:
     replica_alter_log_dirs_io_max_bytes_per_second = int64(
         "replica.alter.log.dirs.io.max.bytes.per.second",
         LONG_MAX,
-        "Bytes a second that this broker copies from one of its log directories to another.",
+        "Bytes per second that this broker copies from one of its log directories to another.",
         check=at_least(0),
         update=UpdateMode.PER_BROKER,
     )
     leader_replication_throttled_rate = int64(
         "leader.replication.throttled.rate",
         LONG_MAX,
-        "Bytes a second that this broker sends to replicas in `leader.replication.throttled.replicas` of their topic "
+        "Bytes per second that this broker sends to replicas in `leader.replication.throttled.replicas` of their topic "
         "while they are not in sync.",
         check=at_least(0),
         update=UpdateMode.PER_BROKER,
@@ -130,8 +135,8 @@ class ReplicaKeys:
     follower_replication_throttled_rate = int64(
         "follower.replication.throttled.rate",
         LONG_MAX,
-        "Bytes a second that this broker copies for its replicas in `follower.replication.throttled.replicas` of their "
-        "topic while they have not caught up.",
+        "Bytes per second that this broker copies for its replicas in `follower.replication.throttled.replicas` of "
+        "their topic while they have not caught up.",
         check=at_least(0),
         update=UpdateMode.PER_BROKER,
     )
@@ -145,14 +150,14 @@ class ReplicaKeys:
     replication_quota_window_size_seconds = int32(
         "replication.quota.window.size.seconds",
         1,
-        "How long such a window is.",
+        "The length of such a window.",
         importance=LOW,
         check=at_least(1),
     )
     replica_selector_class = optional_string(
         "replica.selector.class",
         None,
-        "Who chooses the replica that a consumer reads from: Kafka's LeaderSelector (as without a value) or "
+        "The rule that chooses the replica for a consumer: Kafka's LeaderSelector (as without a value) or "
         "RackAwareReplicaSelector, which sends consumers to an in-sync follower in their `client.rack`.",
         check=one_of(*REPLICA_SELECTORS),
     )
@@ -162,24 +167,24 @@ class ControllerKeys:
     controller_socket_timeout_ms = int32(
         "controller.socket.timeout.ms",
         30000,
-        "How long the controller waits for a connection with a broker, and a broker for the controller's answer.",
+        "How long the controller waits for a connection to a broker, and a broker for the controller's answer.",
     )
     auto_leader_rebalance_enable = boolean(
         "auto.leader.rebalance.enable",
         True,
-        "Whether the controller gives leadership back to preferred replicas.",
+        "Whether the controller returns leadership to preferred replicas.",
         importance=HIGH,
     )
     leader_imbalance_per_broker_percentage = int32(
         "leader.imbalance.per.broker.percentage",
         10,
-        "The share of partitions led by others from which leadership is given back.",
+        "The percentage of partitions not led by their preferred broker above which leadership is returned to it.",
         importance=HIGH,
     )
     leader_imbalance_check_interval_seconds = int64(
         "leader.imbalance.check.interval.seconds",
         300,
-        "How often the controller looks at leadership.",
+        "How often the controller checks whether leaders are balanced.",
         importance=HIGH,
         check=at_least(1),
     )
@@ -187,40 +192,38 @@ class ControllerKeys:
         "controlled.shutdown.enable", True, "Whether a stopping broker hands its leaderships over first."
     )
     controlled_shutdown_max_retries = int32(
-        "controlled.shutdown.max.retries", 3, "How often a stopping broker asks again to hand over."
+        "controlled.shutdown.max.retries", 3, "How often a stopping broker retries to hand its leaderships over."
     )
     controlled_shutdown_retry_backoff_ms = int64(
-        "controlled.shutdown.retry.backoff.ms", 5000, "How long a stopping broker rests before it asks again."
+        "controlled.shutdown.retry.backoff.ms", 5000, "Pause before a stopping broker retries."
     )
     controller_quota_window_num = int32(
         "controller.quota.window.num",
         11,
-        "Samples of a controller mutation quota.",
+        "Windows whose partitions a client may create or delete at once under a controller mutation quota.",
         importance=LOW,
         check=at_least(1),
-        support=NO_EFFECT,
     )
     controller_quota_window_size_seconds = int32(
         "controller.quota.window.size.seconds",
         1,
-        "The length of one sample of a controller mutation quota.",
+        "The length of one window of controller mutation quotas.",
         importance=LOW,
         check=at_least(1),
-        support=NO_EFFECT,
     )
 
 
 class GroupKeys:
     group_min_session_timeout_ms = int32(
-        "group.min.session.timeout.ms", 6000, "The shortest session timeout a group member may ask for."
+        "group.min.session.timeout.ms", 6000, "The shortest session timeout that a group member may request."
     )
     group_max_session_timeout_ms = int32(
-        "group.max.session.timeout.ms", 1800000, "The longest session timeout a group member may ask for."
+        "group.max.session.timeout.ms", 1800000, "The longest session timeout that a group member may request."
     )
     group_initial_rebalance_delay_ms = int32(
         "group.initial.rebalance.delay.ms", 3000, "How long an empty group waits for more members to join."
     )
-    group_max_size = int32("group.max.size", INT_MAX, "The most members of a group.", check=at_least(1))
+    group_max_size = int32("group.max.size", INT_MAX, "Maximum number of members of a group.", check=at_least(1))
     group_coordinator_rebalance_protocols = strings(
         "group.coordinator.rebalance.protocols",
         ("classic",),
@@ -244,7 +247,7 @@ class OffsetKeys:
     offsets_topic_replication_factor = int16(
         "offsets.topic.replication.factor",
         3,
-        "Replicas of __consumer_offsets; it is not created before there are as many brokers.",
+        "Replicas of __consumer_offsets; it is created once there are that many brokers.",
         importance=HIGH,
         check=at_least(1),
     )
@@ -279,7 +282,7 @@ class OffsetKeys:
     offsets_retention_check_interval_ms = int64(
         "offsets.retention.check.interval.ms",
         600000,
-        "How often expired offsets are looked for.",
+        "How often expired offsets are removed.",
         importance=HIGH,
         check=at_least(1),
     )
@@ -311,55 +314,28 @@ class ProducerKeys:
     producer_id_expiration_check_interval_ms = int32(
         "producer.id.expiration.check.interval.ms",
         600000,
-        "How often silent producers are looked for.",
+        "How often silent producers are removed.",
         importance=LOW,
         check=at_least(1),
     )
-    transactional_id_expiration_ms = int32(
-        "transactional.id.expiration.ms",
-        604800000,
-        "How long an unused transactional id is remembered.",
-        importance=HIGH,
-        check=at_least(1),
-        support=NO_EFFECT,
+    transaction_partition_verification_enable = boolean(
+        "transaction.partition.verification.enable",
+        True,
+        "Whether a leader asks the coordinator before the first batch of a transaction.",
+        importance=LOW,
+        update=CLUSTER_WIDE,
     )
-    transaction_max_timeout_ms = int32(
-        "transaction.max.timeout.ms",
-        900000,
-        "The longest timeout a transaction may ask for.",
-        importance=HIGH,
+    add_partitions_to_txn_retry_backoff_ms = int32(
+        "add.partitions.to.txn.retry.backoff.ms",
+        20,
+        "The pause before a leader asks the coordinator again while the previous transaction completes.",
+        importance=LOW,
         check=at_least(1),
-        support=NO_EFFECT,
     )
-    transaction_state_log_replication_factor = int16(
-        "transaction.state.log.replication.factor",
-        3,
-        "Replicas of __transaction_state.",
-        importance=HIGH,
-        check=at_least(1),
-        support=NO_EFFECT,
-    )
-    transaction_state_log_num_partitions = int32(
-        "transaction.state.log.num.partitions",
-        50,
-        "Partitions of __transaction_state.",
-        importance=HIGH,
-        check=at_least(1),
-        support=NO_EFFECT,
-    )
-    transaction_state_log_min_isr = int32(
-        "transaction.state.log.min.isr",
-        2,
-        "In-sync replicas that __transaction_state needs.",
-        importance=HIGH,
-        check=at_least(1),
-        support=NO_EFFECT,
-    )
-    transaction_state_log_segment_bytes = int32(
-        "transaction.state.log.segment.bytes",
-        104857600,
-        "The segment size of __transaction_state.",
-        importance=HIGH,
-        check=at_least(1),
-        support=NO_EFFECT,
+    add_partitions_to_txn_retry_backoff_max_ms = int32(
+        "add.partitions.to.txn.retry.backoff.max.ms",
+        100,
+        "How long a leader asks again before it answers CONCURRENT_TRANSACTIONS.",
+        importance=LOW,
+        check=at_least(0),
     )

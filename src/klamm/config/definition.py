@@ -24,7 +24,7 @@ class Importance(StrEnum):
 
 
 class UpdateMode(StrEnum):
-    """Whether a running broker takes a new value, and for whom it may be set."""
+    """Whether a running broker accepts a new value, and for which brokers it may be set."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -34,9 +34,9 @@ class UpdateMode(StrEnum):
 class Support(Enum):
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
-    """A key that tools read and files carry, but that klamm has no use for: accepted with a warning."""
+    """A key that klamm does not use, but that tools read and files contain: it is accepted with a warning."""
     ONLY_DEFAULT = "only its default"
-    """A key of something that klamm does not do: its validator refuses every other value."""
+    """A key of an unsupported feature: its validator accepts only the value that disables it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class Key(Generic[T]):
     update_mode: UpdateMode = UpdateMode.READ_ONLY
     support: Support = Support.HONOURED
     synonyms: tuple[str, ...] = ()
-    """Of a topic key: the broker keys that give its default, strongest first."""
+    """The broker keys that give a topic key its default, strongest first."""
 
     @property
     def attribute(self) -> str:
@@ -72,7 +72,7 @@ class Key(Generic[T]):
         return self if instance is None else self.default
 
     def parse(self, raw: object, source: str | None = None) -> Value:
-        """The typed value; ConfigError names the key, where the value came from and what was expected."""
+        """Return the typed value. Raises ConfigError with the key, the origin of the value and the expected form."""
         try:
             value = parse(self.kind, raw)
             wanted = self.validator(value) if self.validator is not None and value is not None else None
@@ -92,7 +92,7 @@ else:
 
 
 def collect_keys(*classes: type) -> dict[str, AnyKey]:
-    """Every key declared in `classes`, by name; the attribute must be the name with underscores."""
+    """Return every key declared in `classes`, by name. The attribute must be the name with underscores."""
     keys: dict[str, AnyKey] = {}
     for cls in classes:
         for attribute, key in vars(cls).items():
@@ -104,8 +104,8 @@ def collect_keys(*classes: type) -> dict[str, AnyKey]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the nearest names, or nothing."""
-    import difflib  # only a mistake needs it, and a broker should start quickly
+    """Return a sentence with the nearest names, or an empty string."""
+    import difflib  # imported only after a mistake, because a broker should start quickly
 
     near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.75)
     return f" Did you mean {' or '.join(near)}?" if near else ""
@@ -114,7 +114,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def parse_all(
     keys: Mapping[str, AnyKey], raw: Mapping[str, object], sources: Mapping[str, str] | None = None
 ) -> dict[str, Value]:
-    """Typed values of `raw`; every name must be in `keys`."""
+    """Return the typed values of `raw`; every name must be in `keys`."""
     where = sources or {}
     return {name: keys[name].parse(value, where.get(name)) for name, value in raw.items()}
 
@@ -157,6 +157,7 @@ if TYPE_CHECKING:
 boolean: _Declare[bool] = _declare(ConfigType.BOOLEAN)
 string: _Declare[str] = _declare(ConfigType.STRING)
 optional_string: _Declare[str | None] = _declare(ConfigType.STRING)
+optional_password: _Declare[str | None] = _declare(ConfigType.PASSWORD)
 int32: _Declare[int] = _declare(ConfigType.INT)
 optional_int32: _Declare[int | None] = _declare(ConfigType.INT)
 int16: _Declare[int] = _declare(ConfigType.SHORT)

@@ -1,13 +1,14 @@
-"""Configurations as DescribeConfigs shows them: each value with where it comes from and what stands behind it."""
+"""Configurations as DescribeConfigs shows them: each value with its source and its synonyms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from enum import IntEnum
 from typing import Final
 
 from klamm.config.definition import AnyKey, UpdateMode
-from klamm.config.kafka_config import BROKER_KEYS
+from klamm.config.kafka_config import BROKER_KEYS, broker_key
 from klamm.config.repository import ConfigRepository
 from klamm.config.topic_config import effective_topic_config
 from klamm.config.topic_keys import TOPIC_KEYS
@@ -27,7 +28,7 @@ _LISTENER_KEYS: Final = frozenset({"listeners", "advertised.listeners", "listene
 
 
 class ConfigSource(IntEnum):
-    """The numbers are the ones DescribeConfigs puts on the wire."""
+    """The numbers are those of DescribeConfigs on the wire."""
 
     DYNAMIC_TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2
@@ -46,7 +47,7 @@ class ConfigSynonym:
 
 @lazy_dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """`value` is None for a key without a value, and for one that must not be shown."""
+    """`value` is None for a key without a value and for a sensitive one."""
 
     name: str
     value: str | None
@@ -61,7 +62,7 @@ class ConfigEntry:
 def topic_entries(
     configs: ConfigRepository, overrides: Mapping[str, str], names: Iterable[str] | None = None
 ) -> Iterator[ConfigEntry]:
-    """Every topic key (or those of `names` that exist), with the value that a topic with these overrides has."""
+    """Return every topic key (or those of `names` that exist) with its value for a topic with these overrides."""
     effective = effective_topic_config(overrides, configs.config)
     for key in _chosen(TOPIC_KEYS.values(), names):
         synonyms = tuple(s for synonym in key.synonyms for s in _broker_synonyms(configs, synonym))
@@ -72,7 +73,7 @@ def topic_entries(
 
 
 def broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:
-    """Every broker key (or those of `names` that exist), with the value that holds for this broker."""
+    """Return every broker key (or those of `names` that exist) with its value for this broker."""
     for key in _chosen(BROKER_KEYS.values(), names):
         chain = _BROKER_SYNONYMS.get(key.name, (key.name,))
         synonyms = tuple(s for synonym in chain for s in _broker_synonyms(configs, synonym))
@@ -80,10 +81,22 @@ def broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None
         text = None if value is None else to_text(value)
         is_read_only = key.update_mode is UpdateMode.READ_ONLY and key.name not in _LISTENER_KEYS
         yield _entry(key, text, synonyms, is_read_only=is_read_only)
+    yield from _listener_entries(configs, names)
+
+
+def _listener_entries(configs: ConfigRepository, names: Iterable[str] | None) -> Iterator[ConfigEntry]:
+    """Return the settings with the prefix of a listener, as far as they are set."""
+    given = {**configs.config.static, **configs.config.dynamic}
+    prefixed = sorted(name for name in given if name not in BROKER_KEYS)
+    keys = (replace(key, name=name) for name in prefixed if (key := broker_key(name)) is not None)
+    for key in _chosen(keys, names):
+        is_read_only = key.update_mode is UpdateMode.READ_ONLY
+        synonyms = tuple(_set_synonyms(configs, key.name))
+        yield _entry(key, given[key.name], synonyms, is_read_only=is_read_only)
 
 
 def default_broker_entries(configs: ConfigRepository, names: Iterable[str] | None = None) -> Iterator[ConfigEntry]:
-    """What is set for all brokers at once, and nothing else."""
+    """Return the dynamic defaults of all brokers."""
     given = configs.default_broker_overrides
     for key in _chosen((BROKER_KEYS[name] for name in sorted(given) if name in BROKER_KEYS), names):
         own = ConfigSynonym(key.name, given[key.name], ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
@@ -96,16 +109,20 @@ def _chosen(keys: Iterable[AnyKey], names: Iterable[str] | None) -> Iterator[Any
 
 
 def _broker_synonyms(configs: ConfigRepository, name: str) -> Iterator[ConfigSynonym]:
-    """Where a broker key has a value, strongest first."""
+    """Return the sources in which a broker key has a value, strongest first."""
     key = BROKER_KEYS[name]
+    yield from _set_synonyms(configs, name)
+    if key.default_text is not None:
+        yield ConfigSynonym(name, key.default_text, ConfigSource.DEFAULT_CONFIG)
+
+
+def _set_synonyms(configs: ConfigRepository, name: str) -> Iterator[ConfigSynonym]:
     if name in configs.broker_overrides:
         yield ConfigSynonym(name, configs.broker_overrides[name], ConfigSource.DYNAMIC_BROKER_CONFIG)
     if name in configs.default_broker_overrides:
         yield ConfigSynonym(name, configs.default_broker_overrides[name], ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
     if name in configs.config.static:
         yield ConfigSynonym(name, configs.config.static[name], ConfigSource.STATIC_BROKER_CONFIG)
-    if key.default_text is not None:
-        yield ConfigSynonym(name, key.default_text, ConfigSource.DEFAULT_CONFIG)
 
 
 def _entry(key: AnyKey, value: str | None, synonyms: tuple[ConfigSynonym, ...], *, is_read_only: bool) -> ConfigEntry:

@@ -21,6 +21,7 @@ from socket import gethostname
 from types import MappingProxyType
 from typing import Final, NoReturn
 
+from klamm.config.authorizer_keys import AuthorizerKeys
 from klamm.config.cluster_keys import (
     ControllerKeys,
     GroupKeys,
@@ -30,6 +31,7 @@ from klamm.config.cluster_keys import (
     TopicDefaultKeys,
 )
 from klamm.config.definition import AnyKey, Support, collect_keys, did_you_mean, parse_all
+from klamm.config.listener_settings import LISTENER_KEYS, ListenerSettings, parse_name
 from klamm.config.listeners import parse_listeners, parse_protocol_map
 from klamm.config.load import COMMAND_LINE, load_file, parse_overrides
 from klamm.config.log_keys import CleanerKeys, FlushKeys, LogDirKeys, RecordKeys, RetentionKeys, SegmentKeys
@@ -40,12 +42,14 @@ from klamm.config.network_keys import (
     MetricsAndQuotaKeys,
     RequestKeys,
     SocketKeys,
-    ZooKeeperKeys,
 )
+from klamm.config.security_keys import KlammSecurityKeys, SaslKeys, TlsKeys
+from klamm.config.transaction_keys import TransactionKeys
 from klamm.config.unsupported import unsupported
 from klamm.config.values import Value, to_text
+from klamm.config.zookeeper_keys import ZooKeeperKeys, ZooKeeperTlsKeys
 from klamm.errors import ConfigError
-from klamm.model import EndPoint, SecurityProtocol
+from klamm.model import EndPoint, SecurityProtocol, is_loopback
 
 _PER_LISTENER: Final = re.compile(r"listener\.name\.([a-z0-9_.-]+)\.(max\.connections)")
 _HOUR_MS: Final = 3_600_000
@@ -59,7 +63,7 @@ _COMMA_SEPARATED: Final = frozenset(
         "zookeeper.connect",
     }
 )
-"""Text to Kafka, but lists to whoever writes them: in TOML they may be one."""
+"""Keys with text values that are lists to their users: in TOML they may be written as a list."""
 
 
 class _Frozen:
@@ -71,6 +75,7 @@ class KafkaConfig(
     _Frozen,
     IdentityKeys,
     ZooKeeperKeys,
+    ZooKeeperTlsKeys,
     ListenerKeys,
     SocketKeys,
     RequestKeys,
@@ -88,6 +93,11 @@ class KafkaConfig(
     GroupKeys,
     OffsetKeys,
     ProducerKeys,
+    TransactionKeys,
+    TlsKeys,
+    SaslKeys,
+    KlammSecurityKeys,
+    AuthorizerKeys,
 ):
     static: Mapping[str, str]
     """The values from the file and the command line, as text."""
@@ -113,23 +123,24 @@ class KafkaConfig(
         state["dynamic"] = MappingProxyType(dict(dynamic or {}))
         state["_sources"] = MappingProxyType(dict(sources))
         state["listener_max_connections"] = _listener_limits(given, sources)
+        state["_listener_values"] = _listener_values({**given, **(dynamic or {})}, sources)
         state["warnings"] = _warnings(values)
         self._check_relations()
 
     @classmethod
     def from_file(cls, path: Path | None, overrides: Iterable[str] = ()) -> KafkaConfig:
-        """The file, then `key=value` settings of the command line over it."""
+        """Read the file; `key=value` settings of the command line override it."""
         values, sources = load_file(path) if path is not None else ({}, {})
         given = parse_overrides(overrides)
         return cls(values | given, sources=sources | dict.fromkeys(given, COMMAND_LINE))
 
     def with_dynamic(self, dynamic: Mapping[str, str]) -> KafkaConfig:
-        """The same broker under other dynamic settings; keys of a newer Kafka that ZooKeeper holds are left out."""
-        known = {name: value for name, value in dynamic.items() if name in BROKER_KEYS}
+        """Return the configuration with other dynamic settings. Keys of a newer Kafka in ZooKeeper are left out."""
+        known = {name: value for name, value in dynamic.items() if broker_key(name) is not None}
         return KafkaConfig(self.static, sources=self.__dict__["_sources"], dynamic=known)
 
     def with_static(self, settled: Mapping[str, str]) -> KafkaConfig:
-        """The same broker after something that its file left open, such as a port of 0, was decided."""
+        """Return the configuration with a value that the file left open, such as the real port for port 0."""
         return KafkaConfig({**self.static, **settled}, sources=self.__dict__["_sources"], dynamic=self.dynamic)
 
     def __getitem__(self, name: str) -> Value:
@@ -142,7 +153,7 @@ class KafkaConfig(
 
     @cached_property
     def endpoints(self) -> tuple[EndPoint, ...]:
-        """Where this broker binds, in the order of `listeners`."""
+        """The endpoints that this broker binds, in the order of `listeners`."""
         return parse_listeners(self.listeners, self.security_protocol_map)
 
     @cached_property
@@ -153,7 +164,7 @@ class KafkaConfig(
 
     @cached_property
     def inter_broker_listener(self) -> str:
-        """The listener for broker-to-broker requests: named, else the first with the inter-broker protocol."""
+        """The listener for requests between brokers: the configured one, else the first with that protocol."""
         if self.inter_broker_listener_name:
             return self.inter_broker_listener_name.upper()
         protocol = SecurityProtocol[self.security_inter_broker_protocol]
@@ -164,6 +175,11 @@ class KafkaConfig(
     @cached_property
     def control_plane_listener(self) -> str | None:
         return self.control_plane_listener_name.upper() if self.control_plane_listener_name else None
+
+    def listener_settings(self, listener: str) -> ListenerSettings:
+        """Return the settings of one listener: those with its prefix, else those of the broker."""
+        own = self.__dict__["_listener_values"].get(listener, {})
+        return ListenerSettings(listener, own, {name: self[name] for name in LISTENER_KEYS})
 
     @cached_property
     def listener_max_connections(self) -> Mapping[str, int]:
@@ -181,7 +197,7 @@ class KafkaConfig(
 
     @property
     def log_retention_time_ms(self) -> int:
-        """-1 for ever; the finest unit that is set wins."""
+        """The retention time; -1 means unlimited. The key with the finest unit wins."""
         if self.log_retention_ms is not None:
             return max(self.log_retention_ms, -1)
         if self.log_retention_minutes is not None:
@@ -210,6 +226,7 @@ class KafkaConfig(
         if self.max_connections_per_ip == 0 and not self.max_connections_per_ip_by_address:
             self._fail("max.connections.per.ip", "at least 1, because max.connections.per.ip.overrides is empty")
         self._check_listeners()
+        self._check_zookeeper()
         if not self.log_directories:
             self._fail("log.dirs", "at least one directory")
         if self.log_roll_time_ms < 1:
@@ -249,6 +266,18 @@ class KafkaConfig(
             if needed not in {endpoint.listener for endpoint in self.advertised_endpoints}:
                 self._fail("advertised.listeners", f"{needed} among them, by which brokers reach each other")
 
+    def _check_zookeeper(self) -> None:
+        has_login = self.klamm_zookeeper_digest or self.klamm_zookeeper_sasl_jaas_config
+        has_certificate = self.zookeeper_ssl_client_enable and self.zookeeper_ssl_keystore_location
+        if self.zookeeper_set_acl and not (has_login or has_certificate):
+            wanted = "klamm.zookeeper.sasl.jaas.config, klamm.zookeeper.digest or zookeeper.ssl.keystore.location"
+            self._fail("zookeeper.set.acl", f"false, or {wanted}, because access rules need an identity")
+        is_remote = not self.zookeeper_connect and not is_loopback(self.klamm_zookeeper_embedded_host)
+        if is_remote and not self.klamm_zookeeper_digest:
+            self._fail("klamm.zookeeper.embedded.host", "a loopback address, or klamm.zookeeper.digest to be set")
+        if self.zookeeper_ssl_client_enable and not self.zookeeper_connect and not self.zookeeper_ssl_keystore_location:
+            self._fail("zookeeper.ssl.client.enable", "zookeeper.ssl.keystore.location for the embedded server's TLS")
+
     def _check(self, name: str, derive: object) -> None:
         assert callable(derive)
         try:
@@ -265,6 +294,14 @@ class KafkaConfig(
 BROKER_KEYS: Final[Mapping[str, AnyKey]] = MappingProxyType(collect_keys(*KafkaConfig.__bases__))
 
 
+def broker_key(name: str) -> AnyKey | None:
+    """Return the key of a setting of a broker, also of one with the prefix of a listener."""
+    if (key := BROKER_KEYS.get(name)) is not None:
+        return key
+    setting = parse_name(name)
+    return None if setting is None else setting.key
+
+
 def _joined(name: str, value: object) -> object:
     if name in _COMMA_SEPARATED and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
@@ -272,7 +309,7 @@ def _joined(name: str, value: object) -> object:
 
 
 def _refuse_unknown(name: str, source: str | None) -> None:
-    if name in BROKER_KEYS or _PER_LISTENER.fullmatch(name):
+    if _PER_LISTENER.fullmatch(name) or broker_key(name) is not None:
         return
     where = f"{source}: " if source else ""
     if (what := unsupported(name)) is not None:
@@ -293,6 +330,18 @@ def _listener_limits(given: Mapping[str, object], sources: Mapping[str, str]) ->
             assert isinstance(limit, int)
             limits[found[1].upper()] = limit
     return MappingProxyType(limits)
+
+
+def _listener_values(
+    given: Mapping[str, object], sources: Mapping[str, str]
+) -> Mapping[str, Mapping[tuple[str | None, str], Value]]:
+    """Return the settings with a listener's prefix: by listener, then by mechanism and key."""
+    found: dict[str, dict[tuple[str | None, str], Value]] = {}
+    for name, value in given.items():
+        if (setting := parse_name(name)) is not None:
+            own = found.setdefault(setting.listener, {})
+            own[setting.mechanism, setting.key.name] = replace(setting.key, name=name).parse(value, sources.get(name))
+    return MappingProxyType(found)
 
 
 def _warnings(values: Mapping[str, Value]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The text of `listeners` and its relatives, as endpoints.
+"""Parses `listeners` and similar keys into endpoints.
 
 `NAME://host:port`, separated by commas; an empty host means every address, `[::1]` is IPv6, port 0 takes a free port.
-Errors are ValueError with a sentence; the configuration adds which key it was.
+Errors raise ValueError; the configuration adds the name of the key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LISTENER: Final = re.compile(r"([A-Za-z0-9_.-]+)://(\[[0-9a-fA-F:.%]*\]|[^\[\]/
 
 
 def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
-    """`NAME:PROTOCOL,...`; listener names are upper case, as Kafka normalises them."""
+    """Parse `NAME:PROTOCOL,...`. Listener names become upper case, as in Kafka."""
     protocols: dict[str, SecurityProtocol] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, colon, protocol = item.rpartition(":")
@@ -28,7 +28,10 @@ def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
 
 
 def parse_listeners(text: str, protocols: Mapping[str, SecurityProtocol]) -> tuple[EndPoint, ...]:
-    """Every listener named once, every port (but 0) used once, every name with a protocol that klamm speaks."""
+    """Parse the listeners.
+
+    Names and ports other than 0 must be unique, and each name must have a protocol.
+    """
     endpoints = tuple(_parse_listener(part.strip(), protocols) for part in text.split(",") if part.strip())
     if not endpoints:
         raise ValueError("at least one listener, such as PLAINTEXT://localhost:9092")
@@ -51,6 +54,4 @@ def _parse_listener(text: str, protocols: Mapping[str, SecurityProtocol]) -> End
     protocol = protocols.get(name)
     if protocol is None:
         raise ValueError(f"a listener name that listener.security.protocol.map knows, but {name} is not in it")
-    if protocol is not SecurityProtocol.PLAINTEXT:
-        raise ValueError(f"PLAINTEXT listeners only, because klamm does not support {protocol.name} yet")
     return EndPoint(name, host, port, protocol)

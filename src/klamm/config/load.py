@@ -1,4 +1,4 @@
-"""Configuration files: TOML, with tables flattened by dots, and Java properties. Both remember where a key stood."""
+"""Configuration files: TOML, with tables flattened by dots, and Java properties. Both keep the line of each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def load_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
-    """The values of a file by key, and `file:line` of each. The ending decides: `.toml`, else properties."""
+    """Return the values of a file by key, and `file:line` of each.
+
+    A file that does not end with `.toml` has properties.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -25,7 +28,7 @@ def load_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, object]:
-    """`key=value` of a command line."""
+    """Parse `key=value` settings of a command line."""
     values: dict[str, object] = {}
     for text in overrides:
         name, equals, value = text.partition("=")
@@ -36,7 +39,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, object]:
 
 
 def _load_toml(text: str, path: Path) -> tuple[dict[str, object], dict[str, str]]:
-    import tomllib  # only when the file is TOML, and a broker should start quickly
+    import tomllib  # imported only for TOML, because a broker should start quickly
 
     try:
         document = tomllib.loads(text)
@@ -57,7 +60,7 @@ def _flatten(table: Mapping[str, object], prefix: str, into: dict[str, object]) 
 
 
 def _toml_line(lines: list[str], name: str) -> int:
-    """Where a flattened key was written: the line whose table and key give the name, else the first line."""
+    """Return the line of a flattened key: the one whose table and key give the name, else the first line."""
     table = ""
     for number, line in enumerate(lines, 1):
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?", line):
@@ -83,7 +86,7 @@ def _load_properties(text: str, path: Path) -> tuple[dict[str, object], dict[str
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """Lines without comments, a line that ends with a backslash joined to the next one."""
+    """Yield the lines without comments. A line that ends with a backslash is joined to the next one."""
     joined, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip() if not joined else line.strip().lstrip()

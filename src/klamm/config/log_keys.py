@@ -27,7 +27,7 @@ TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
 class LogDirKeys:
-    log_dir = string("log.dir", "/tmp/kafka-logs", "The log directory, when `log.dirs` names none.", importance=HIGH)
+    log_dir = string("log.dir", "/tmp/kafka-logs", "The log directory, if `log.dirs` is not set.", importance=HIGH)
     log_dirs = optional_string(
         "log.dirs", None, "The directories that hold the partitions, separated by commas.", importance=HIGH
     )
@@ -60,7 +60,7 @@ class SegmentKeys:
     log_segment_bytes = int32(
         "log.segment.bytes",
         1073741824,
-        "A segment of this size is closed and a new one begun.",
+        "Size at which a segment is closed and a new one begins.",
         importance=HIGH,
         check=at_least(14),
         update=CLUSTER_WIDE,
@@ -68,7 +68,7 @@ class SegmentKeys:
     log_roll_ms = optional_int64(
         "log.roll.ms",
         None,
-        "A segment of this age is closed and a new one begun; without it `log.roll.hours` holds.",
+        "Age at which a segment is closed and a new one begins; without it `log.roll.hours` applies.",
         importance=HIGH,
         update=CLUSTER_WIDE,
     )
@@ -78,14 +78,14 @@ class SegmentKeys:
     log_roll_jitter_ms = optional_int64(
         "log.roll.jitter.ms",
         None,
-        "The most by which rolling is brought forward at random; without it `log.roll.jitter.hours` holds.",
+        "The maximum random reduction of `log.roll.ms`; without it `log.roll.jitter.hours` applies.",
         importance=HIGH,
         update=CLUSTER_WIDE,
     )
     log_roll_jitter_hours = int32(
         "log.roll.jitter.hours",
         0,
-        "The most in hours by which rolling is brought forward.",
+        "The maximum random reduction of `log.roll.hours`, in hours.",
         importance=HIGH,
         check=at_least(0),
     )
@@ -116,14 +116,14 @@ class RetentionKeys:
     log_retention_ms = optional_int64(
         "log.retention.ms",
         None,
-        "How long records are kept; without it `log.retention.minutes` holds, -1 keeps them for ever.",
+        "How long records are kept; without it `log.retention.minutes` applies, -1 keeps them for ever.",
         importance=HIGH,
         update=CLUSTER_WIDE,
     )
     log_retention_minutes = optional_int32(
         "log.retention.minutes",
         None,
-        "How many minutes records are kept; without it `log.retention.hours` holds.",
+        "How many minutes records are kept; without it `log.retention.hours` applies.",
         importance=HIGH,
     )
     log_retention_hours = int32("log.retention.hours", 168, "How many hours records are kept.", importance=HIGH)
@@ -165,12 +165,12 @@ class FlushKeys:
     log_flush_interval_ms = optional_int64(
         "log.flush.interval.ms",
         None,
-        "Time after which a log is flushed to the disk; without it `log.flush.scheduler.interval.ms` holds.",
+        "Time after which a log is flushed to the disk; without it `log.flush.scheduler.interval.ms` applies.",
         importance=HIGH,
         update=CLUSTER_WIDE,
     )
     log_flush_scheduler_interval_ms = int64(
-        "log.flush.scheduler.interval.ms", LONG_MAX, "How often logs are looked at for a flush.", importance=HIGH
+        "log.flush.scheduler.interval.ms", LONG_MAX, "How often logs are checked for a flush.", importance=HIGH
     )
 
 
@@ -187,7 +187,7 @@ class CleanerKeys:
     log_cleaner_io_max_bytes_per_second = double(
         "log.cleaner.io.max.bytes.per.second",
         DOUBLE_MAX,
-        "The most bytes per second that compaction reads and writes.",
+        "Maximum bytes per second that compaction reads and writes.",
         update=CLUSTER_WIDE,
         support=NO_EFFECT,
     )
@@ -216,7 +216,7 @@ class CleanerKeys:
     log_cleaner_backoff_ms = int64(
         "log.cleaner.backoff.ms",
         15000,
-        "How long compaction rests when there was nothing to do.",
+        "Pause of compaction if there was nothing to do.",
         check=at_least(0),
         update=CLUSTER_WIDE,
     )
@@ -237,14 +237,14 @@ class CleanerKeys:
     log_cleaner_min_compaction_lag_ms = int64(
         "log.cleaner.min.compaction.lag.ms",
         0,
-        "How long a record stays uncompacted at least.",
+        "The shortest time that a record stays uncompacted.",
         check=at_least(0),
         update=CLUSTER_WIDE,
     )
     log_cleaner_max_compaction_lag_ms = int64(
         "log.cleaner.max.compaction.lag.ms",
         LONG_MAX,
-        "How long a record may stay uncompacted at most.",
+        "The longest time that a record may stay uncompacted.",
         check=at_least(1),
         update=CLUSTER_WIDE,
     )

@@ -11,16 +11,16 @@ LEVEL_NAMES: Final = tuple(_LEVELS)
 
 
 def logger_levels() -> dict[str, str]:
-    """The level that holds for klamm's loggers and the root logger."""
+    """Return the effective levels of klamm's loggers and of the root logger."""
     names = [name for name, found in logging.root.manager.loggerDict.items() if isinstance(found, logging.Logger)]
-    klamm = sorted(name for name in names if name.split(".")[0] == "klamm")
+    klamm = sorted(name for name in names if name.split(".")[0] in ("klamm", "kafka"))
     return {ROOT: _name(logging.root.level)} | {
         name: _name(logging.getLogger(name).getEffectiveLevel()) for name in klamm
     }
 
 
 def check_level(name: str, level: str | None) -> str | None:
-    """Why a level cannot be set (None: taken away); None when it can."""
+    """Return why a level cannot be set (or removed, if it is None); None if it can."""
     if name not in logger_levels():
         return f"There is no logger {name}."
     if level is None:
@@ -29,11 +29,11 @@ def check_level(name: str, level: str | None) -> str | None:
 
 
 def set_level(name: str, level: str | None) -> None:
-    """Sets a level that `check_level` accepted; None goes back to the parent's."""
+    """Set a level that `check_level` accepted; None restores the parent's level."""
     number = logging.NOTSET if level is None else _LEVELS[level.upper()]
     logging.getLogger(None if name == ROOT else name).setLevel(number)
 
 
 def _name(level: int) -> str:
-    """The nearest of Kafka's names at or below a number."""
+    """Return the nearest of Kafka's names at or below a number."""
     return next((name for name, number in _LEVELS.items() if level >= number), "TRACE")

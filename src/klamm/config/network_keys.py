@@ -1,4 +1,4 @@
-"""Broker keys of identity, ZooKeeper, listeners, sockets and request handling."""
+"""Broker keys of identity, listeners, sockets and request handling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klamm.config.definition import (
     int16,
     int32,
     int64,
-    optional_int32,
+    optional_password,
     optional_string,
     string,
     strings,
@@ -26,7 +26,7 @@ NO_EFFECT = Support.NO_EFFECT
 class IdentityKeys:
     broker_id = int32("broker.id", -1, "The id of this broker; -1 lets ZooKeeper generate one.", importance=HIGH)
     broker_id_generation_enable = boolean(
-        "broker.id.generation.enable", True, "Whether a broker without an id is given one by ZooKeeper."
+        "broker.id.generation.enable", True, "Whether a broker without an id gets one from ZooKeeper."
     )
     reserved_broker_max_id = int32(
         "reserved.broker.max.id", 1000, "Generated broker ids are above this number.", check=at_least(0)
@@ -59,56 +59,19 @@ class IdentityKeys:
     )
 
 
-class ZooKeeperKeys:
-    zookeeper_connect = optional_string(
-        "zookeeper.connect",
-        None,
-        "The ZooKeeper servers as host:port,host:port/chroot; without it the embedded server is started.",
-        importance=HIGH,
-    )
-    zookeeper_session_timeout_ms = int32(
-        "zookeeper.session.timeout.ms",
-        18000,
-        "A broker that ZooKeeper has not heard of for this long is taken for dead.",
-        importance=HIGH,
-        check=at_least(1),
-    )
-    zookeeper_connection_timeout_ms = optional_int32(
-        "zookeeper.connection.timeout.ms",
-        None,
-        "How long a starting broker tries to reach ZooKeeper; without it the session timeout holds.",
-        importance=HIGH,
-    )
-    zookeeper_max_in_flight_requests = int32(
-        "zookeeper.max.in.flight.requests",
-        10,
-        "How many requests to ZooKeeper may be unanswered at once.",
-        importance=HIGH,
-        check=at_least(1),
-        support=NO_EFFECT,
-    )
-    zookeeper_set_acl = boolean(
-        "zookeeper.set.acl",
-        False,
-        "Whether znodes are protected by access control lists.",
-        importance=HIGH,
-        check=lambda value: "false: klamm does not write ZooKeeper access control lists yet" if value else None,
-        support=Support.ONLY_DEFAULT,
-    )
-
-
 class ListenerKeys:
     listeners = string(
         "listeners",
-        "PLAINTEXT://:9092",
-        "Where this broker listens, as NAME://host:port; port 0 takes a free port.",
+        "PLAINTEXT://localhost:9092",
+        "Where this broker listens, as NAME://host:port; port 0 takes a free port, and an empty host means every "
+        "address. A listener that others than this machine reach needs authentication.",
         importance=HIGH,
         check=not_empty,
     )
     advertised_listeners = optional_string(
         "advertised.listeners",
         None,
-        "Where clients reach this broker, when that differs from `listeners`.",
+        "The addresses that clients use for this broker, if they differ from `listeners`.",
         importance=HIGH,
     )
     listener_security_protocol_map = string(
@@ -124,13 +87,13 @@ class ListenerKeys:
         importance=HIGH,
     )
     inter_broker_listener_name = optional_string(
-        "inter.broker.listener.name", None, "The listener over which brokers talk to each other."
+        "inter.broker.listener.name", None, "The listener for requests between brokers."
     )
     security_inter_broker_protocol = string(
         "security.inter.broker.protocol",
         "PLAINTEXT",
         "The security protocol between brokers, when no inter-broker listener is named.",
-        check=one_of("PLAINTEXT"),
+        check=one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     )
 
 
@@ -202,14 +165,6 @@ class SocketKeys:
     connections_max_idle_ms = int64(
         "connections.max.idle.ms", 600000, "A connection without requests for this long is closed."
     )
-    connection_failed_authentication_delay_ms = int32(
-        "connection.failed.authentication.delay.ms",
-        100,
-        "How long the close after a failed authentication is delayed.",
-        importance=LOW,
-        check=at_least(0),
-        support=NO_EFFECT,
-    )
 
 
 class RequestKeys:
@@ -245,19 +200,19 @@ class RequestKeys:
     max_incremental_fetch_session_cache_slots = int32(
         "max.incremental.fetch.session.cache.slots",
         1000,
-        "How many incremental fetch sessions are kept.",
+        "Maximum number of incremental fetch sessions.",
         check=at_least(0),
     )
     fetch_max_bytes = int32(
         "fetch.max.bytes",
         57671680,
-        "The most bytes that one Fetch response carries.",
+        "Maximum size of a Fetch response in bytes.",
         check=at_least(1024),
     )
     max_request_partition_size_limit = int32(
         "max.request.partition.size.limit",
         2000,
-        "The most partitions that one DescribeTopicPartitions response carries.",
+        "Maximum number of partitions in a DescribeTopicPartitions response.",
         check=at_least(1),
         support=NO_EFFECT,
     )
@@ -315,20 +270,19 @@ class MetricsAndQuotaKeys:
         support=NO_EFFECT,
     )
     quota_window_num = int32(
-        "quota.window.num", 11, "Samples of a client quota.", importance=LOW, check=at_least(1), support=NO_EFFECT
+        "quota.window.num", 11, "Windows over which client quotas are measured.", importance=LOW, check=at_least(1)
     )
     quota_window_size_seconds = int32(
         "quota.window.size.seconds",
         1,
-        "The length of one sample of a client quota.",
+        "The length of one window of client quotas.",
         importance=LOW,
         check=at_least(1),
-        support=NO_EFFECT,
     )
 
 
 class KlammKeys:
-    """What Kafka has no key for."""
+    """Keys that Kafka does not have."""
 
     klamm_metrics_port = int32(
         "klamm.metrics.port",
@@ -337,7 +291,21 @@ class KlammKeys:
         check=between(-1, 65535),
     )
     klamm_metrics_host = string(
-        "klamm.metrics.host", "127.0.0.1", "The address that the Prometheus endpoint listens on."
+        "klamm.metrics.host",
+        "127.0.0.1",
+        "The address that the Prometheus endpoint listens on. Another one than loopback requires TLS and a password.",
+    )
+    klamm_metrics_ssl_enable = boolean(
+        "klamm.metrics.ssl.enable", False, "Whether the Prometheus endpoint uses TLS, with the broker's ssl.keystore."
+    )
+    klamm_metrics_basic_auth = optional_password(
+        "klamm.metrics.basic.auth", None, "The user:password that a reader of the Prometheus endpoint must send."
+    )
+    klamm_allow_unauthenticated_listeners = boolean(
+        "klamm.allow.unauthenticated.listeners",
+        False,
+        "Whether listeners without authentication, and metrics without a password, may be reached by others than this "
+        "machine.",
     )
     klamm_unclean_replica_wait_ms = int64(
         "klamm.unclean.replica.wait.ms",
@@ -346,22 +314,10 @@ class KlammKeys:
         "others are missing. Then the longest log of the newest leader epoch leads.",
         check=at_least(0),
     )
-    klamm_zookeeper_embedded_dir = optional_string(
-        "klamm.zookeeper.embedded.dir",
-        None,
-        "Where the embedded ZooKeeper server keeps its data; without it, the first log directory with `-zookeeper` "
-        "after its name.",
-    )
-    klamm_zookeeper_embedded_port = int32(
-        "klamm.zookeeper.embedded.port",
-        0,
-        "The port of the embedded ZooKeeper server; 0 takes a free port.",
-        check=between(0, 65535),
-    )
     klamm_control_log_enable = boolean(
         "klamm.control.log.enable",
         True,
-        "Whether what the controller decides and what this broker applies is recorded in __klamm_control_log.",
+        "Whether decisions of the controller and their effects on this broker are recorded in __klamm_control_log.",
     )
     klamm_control_log_retention_ms = int64(
         "klamm.control.log.retention.ms",

@@ -12,11 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from klamm.config.client_quotas import ClientQuotas
 from klamm.config.definition import AnyKey, Support, UpdateMode, did_you_mean
-from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
+from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig, broker_key
+from klamm.config.listener_settings import LISTENER_KEYS
 from klamm.config.topic_config import effective_topic_config
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.unsupported import unsupported
+from klamm.config.user_credentials import UserCredentials
 from klamm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ log = logging.getLogger("klamm.config")
 
 
 class ConfigRepository:
-    """`broker_id` is needed when ZooKeeper generated it; else the configuration says it."""
+    """`broker_id` is needed if ZooKeeper generated it; otherwise the configuration contains it."""
 
     def __init__(self, config: KafkaConfig, broker_id: int | None = None) -> None:
         self._config = config
@@ -45,10 +48,16 @@ class ConfigRepository:
         self._own: Mapping[str, str] = _NOTHING
         self._dynamic: Mapping[str, str] = _NOTHING
         self._topics: dict[str, Mapping[str, str]] = {}
+        self.client_quotas: Final = ClientQuotas()
+        self.user_credentials: Final = UserCredentials()
+        self.check: Callable[[KafkaConfig], None] = lambda _: None
+        """Raises ConfigError if the broker cannot use the files that a configuration names."""
+        self.reload_files: Callable[[], None] = lambda: None
+        """Reads the files again that the configuration names."""
         self._reconfigurables: list[tuple[frozenset[str], Reconfigure]] = []
         self._topic_listeners: list[TopicListener] = []
         self.refresh_topics: RefreshTopics | None = None
-        """Reads topics' overrides again; a broker awaits it before it hosts a topic for the first time."""
+        """Reads overrides of topics again. A broker waits for it before it hosts a topic for the first time."""
 
     @property
     def config(self) -> KafkaConfig:
@@ -70,30 +79,31 @@ class ConfigRepository:
         return tuple(self._topics)
 
     def topic_config(self, topic: str) -> dict[str, str]:
-        """The value of every topic key as text, for `LogConfig.from_properties`."""
+        """Return the value of every topic key as text, for `LogConfig.from_properties`."""
         return effective_topic_config(self.topic_overrides(topic), self._config)
 
     def on_change(self, keys: Iterable[str], reconfigure: Reconfigure) -> None:
-        """Calls `reconfigure(old, new)` after a change of one of the broker keys."""
+        """Call `reconfigure(old, new)` after every change of one of the broker keys."""
         names = frozenset(keys)
         assert names <= BROKER_KEYS.keys()
         self._reconfigurables.append((names, reconfigure))
 
     def on_topic_change(self, listener: TopicListener) -> None:
-        """Calls `listener(topic, effective config)` after a change of the topic's overrides."""
+        """Call `listener(topic, effective config)` after every change of a topic's overrides."""
         self._topic_listeners.append(listener)
 
     def set_topic(self, topic: str, overrides: Mapping[str, str] | None, *, is_news: bool = True) -> bool:
-        """Replaces a topic's overrides (None or empty: none are left); says whether anything changed.
+        """Replace a topic's overrides; None or an empty mapping removes them.
 
-        Without `is_news` the log does not tell of it: a broker that starts reads what may have been set long ago.
+        Return whether anything changed. Without `is_news` the change is not logged: a starting broker reads settings
+        that may be old.
         """
         new = MappingProxyType(dict(overrides or {}))
         old = self.topic_overrides(topic)
         if new == old:
             return False
         if is_news:
-            _log_changes(f"topic {topic}", old, new, TOPIC_KEYS)
+            _log_changes(f"topic {topic}", old, new, TOPIC_KEYS.get)
         if new:
             self._topics[topic] = new
         else:
@@ -104,9 +114,9 @@ class ConfigRepository:
         return True
 
     def set_broker(self, name: str, overrides: Mapping[str, str] | None) -> bool:
-        """Replaces the dynamic settings of this broker or of `<default>`; those of other brokers are not kept.
+        """Replace the dynamic settings of this broker or of `<default>`; those of other brokers are ignored.
 
-        A value that cannot be used (another tool wrote it) is logged and left out; the rest holds.
+        An invalid value, written by another tool, is logged and left out; the others apply.
         """
         new = MappingProxyType(dict(overrides or {}))
         if name == DEFAULT_BROKER:
@@ -119,6 +129,16 @@ class ConfigRepository:
             self._rebuild()
         return changed
 
+    def file_problem(self, overrides: Mapping[str, str]) -> str | None:
+        """Return why the files that these dynamic settings of this broker name cannot be used; None if they can."""
+        if not any((key := broker_key(name)) is not None and key.name in LISTENER_KEYS for name in overrides):
+            return None
+        try:
+            self.check(self._config.with_dynamic({**self._dynamic, **overrides}))
+        except ConfigError as error:
+            return str(error)
+        return None
+
     def settle(self, name: str, value: str) -> None:
         """Set a value that the broker's file left open, so that queries return the real one."""
         self._config = self._config.with_static({name: value})
@@ -127,31 +147,38 @@ class ConfigRepository:
         old = self._config
         before, self._dynamic = self._dynamic, usable(old, {**self._default, **self._own})
         self._config = new = old.with_dynamic(self._dynamic)
-        _log_changes(f"broker {self._broker_name}", before, self._dynamic, BROKER_KEYS)
+        _log_changes(f"broker {self._broker_name}", before, self._dynamic, broker_key)
         changed = {name for name in BROKER_KEYS if old[name] != new[name]}
         for keys, reconfigure in self._reconfigurables:
             if keys & changed:
                 reconfigure(old, new)
+        touched = {name for name, _ in before.items() ^ self._dynamic.items()}
+        if any((key := broker_key(name)) is not None and key.name in LISTENER_KEYS for name in touched):
+            self.reload_files()
 
 
-def _log_changes(whose: str, before: Mapping[str, str], after: Mapping[str, str], keys: Mapping[str, AnyKey]) -> None:
-    """One line for every setting that came, changed or went."""
+def _log_changes(
+    whose: str, before: Mapping[str, str], after: Mapping[str, str], key_of: Callable[[str], AnyKey | None]
+) -> None:
+    """Log one line for every setting that was added, changed or removed. Secrets are not shown."""
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) == after.get(name):
             continue
         if name not in after:
             log.info("Configuration of %s: %s is no longer set", whose, name)
             continue
-        log.info("Configuration of %s: %s is now %s", whose, name, after[name])
-        if name in keys and keys[name].support is Support.NO_EFFECT:
+        key = key_of(name)
+        is_public = key is not None and not key.is_sensitive
+        log.info("Configuration of %s: %s is now %s", whose, name, after[name] if is_public else "[hidden]")
+        if key is not None and key.support is Support.NO_EFFECT:
             log.warning("Configuration of %s: %s is accepted but has no effect in klamm", whose, name)
 
 
 def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
-    """The dynamic settings that parse and that a running broker may take."""
+    """Return the valid dynamic settings that a running broker accepts."""
     good: dict[str, str] = {}
     for name, value in dynamic.items():
-        key = BROKER_KEYS.get(name)
+        key = broker_key(name)
         try:
             if key is None or key.update_mode is UpdateMode.READ_ONLY:
                 raise ConfigError(f"{name} cannot be changed while the broker runs.")
@@ -168,9 +195,10 @@ def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
 def validate_broker_config(
     config: KafkaConfig, overrides: Mapping[str, str | None], *, per_broker: bool, current: Mapping[str, str]
 ) -> str | None:
-    """None when a running broker can take these dynamic settings, else the sentence that goes with the error.
+    """Return the error message if a running broker cannot apply these dynamic settings, else None.
 
-    `current` are the settings in place before the change: only what differs from them is checked for its size of step.
+    `current` are the settings before the change: the size of a change is checked only for settings that differ from
+    them.
     """
     for name, value in overrides.items():
         if (problem := _refusal(name, value, per_broker=per_broker)) is not None:
@@ -193,7 +221,7 @@ def validate_broker_config(
 
 
 def _lockout(config: KafkaConfig, names: Collection[str]) -> str | None:
-    """Why these settings may only stand in the broker's file: no client could take them back."""
+    """Return why these settings are allowed only in the broker's file: no client could undo them."""
     if "max.connections.per.ip" in names and config.max_connections_per_ip < 1:
         return "max.connections.per.ip cannot be 0 while the broker runs: nobody could connect to change it back."
     overrides = config.max_connections_per_ip_by_address
@@ -203,12 +231,14 @@ def _lockout(config: KafkaConfig, names: Collection[str]) -> str | None:
 
 
 def _refusal(name: str, value: str | None, *, per_broker: bool) -> str | None:
-    key = BROKER_KEYS.get(name)
+    key = broker_key(name)
     if key is None:
         what = unsupported(name)
         if what is not None:
             return f"{name} is not available: klamm does not support {what} yet."
         return f"{name} is not a broker configuration.{did_you_mean(name, BROKER_KEYS)}"
+    if key.update_mode is UpdateMode.READ_ONLY and key.is_sensitive:
+        return f"{name} cannot be changed while the broker runs: ZooKeeper must not hold it. Set it in its file."
     if key.update_mode is UpdateMode.READ_ONLY:
         return f"{name} cannot be changed while the broker runs: set it in the broker's file and restart."
     if key.update_mode is UpdateMode.PER_BROKER and not per_broker:

@@ -1,4 +1,4 @@
-"""Topic configurations: which overrides are good, and what they give together with the broker's defaults."""
+"""Topic configurations: validation of overrides, and the effective values with the broker's defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SYNONYM_UNITS = {
 
 
 def validate_topic_config(overrides: Mapping[str, str | None]) -> str | None:
-    """None when all is well, else the sentence that goes with INVALID_CONFIG."""
+    """Return the message for INVALID_CONFIG, or None if the overrides are valid."""
     for name, raw in overrides.items():
         if name not in TOPIC_KEYS:
             return f"{name} is not a topic configuration.{did_you_mean(name, TOPIC_KEYS)}"
@@ -41,9 +41,9 @@ def _relations(typed: Mapping[str, Value]) -> str | None:
 
 
 def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) -> dict[str, str]:
-    """The value of every topic key as text, which `LogConfig.from_properties` takes.
+    """Return the value of every topic key as text, for `LogConfig.from_properties`.
 
-    An override that this klamm does not know or cannot parse (a newer Kafka wrote it to ZooKeeper) leaves the default.
+    An unknown or invalid override, written to ZooKeeper by a newer Kafka, is ignored.
     """
     effective = {name: topic_default(key, broker) for name, key in TOPIC_KEYS.items()}
     for name, raw in overrides.items():
@@ -66,7 +66,7 @@ def topic_default(key: AnyKey, broker: KafkaConfig) -> Value:
 
 
 def synonym_value(synonym: str, value: Value) -> Value:
-    """A broker key's value in the unit of the topic key that it backs: hours and minutes become milliseconds."""
+    """Return a broker key's value in the unit of the topic key: hours and minutes become milliseconds."""
     unit = _SYNONYM_UNITS.get(synonym)
     if unit is None or not isinstance(value, int):
         return value

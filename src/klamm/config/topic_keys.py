@@ -25,7 +25,7 @@ class SegmentTopicKeys:
     segment_bytes = int32(
         "segment.bytes",
         1073741824,
-        "A segment of this size is closed and a new one begun.",
+        "Size at which a segment is closed and a new one begins.",
         check=at_least(14),
         synonyms=("log.segment.bytes",),
     )
@@ -114,14 +114,14 @@ class RetentionTopicKeys:
     min_compaction_lag_ms = int64(
         "min.compaction.lag.ms",
         0,
-        "How long a record stays uncompacted at least.",
+        "The shortest time that a record stays uncompacted.",
         check=at_least(0),
         synonyms=("log.cleaner.min.compaction.lag.ms",),
     )
     max_compaction_lag_ms = int64(
         "max.compaction.lag.ms",
         LONG_MAX,
-        "How long a record may stay uncompacted at most.",
+        "The longest time that a record may stay uncompacted.",
         check=at_least(1),
         synonyms=("log.cleaner.max.compaction.lag.ms",),
     )
@@ -260,19 +260,19 @@ class ReplicationTopicKeys:
     unclean_leader_election_enable = boolean(
         "unclean.leader.election.enable",
         False,
-        "Whether a replica that is not in sync may become leader, losing records, when no other is left.",
+        "Whether a replica that is not in sync may become leader, losing records, if no other is left.",
         synonyms=("unclean.leader.election.enable",),
     )
     leader_replication_throttled_replicas = strings(
         "leader.replication.throttled.replicas",
         (),
-        "The replicas that `leader.replication.throttled.rate` holds for: partition:broker of the leader, or `*`.",
+        "The replicas that `leader.replication.throttled.rate` applies to: partition:broker of the leader, or `*`.",
         check=throttled_replicas,
     )
     follower_replication_throttled_replicas = strings(
         "follower.replication.throttled.replicas",
         (),
-        "The replicas that `follower.replication.throttled.rate` holds for: partition:broker of the follower, or `*`.",
+        "The replicas that `follower.replication.throttled.rate` applies to: partition:broker of the follower, or `*`.",
         check=throttled_replicas,
     )
 

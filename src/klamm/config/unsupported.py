@@ -1,23 +1,21 @@
-"""Keys of Kafka that klamm refuses, because accepting them would promise what klamm does not do."""
+"""Keys of Kafka that klamm rejects, because it does not have their feature."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _BY_PREFIX: Final = {
-    "ssl.": "TLS",
-    "sasl.": "SASL",
-    "zookeeper.ssl.": "TLS to ZooKeeper",
-    "zookeeper.clientCnxnSocket": "TLS to ZooKeeper",
+    "ssl.": "this setting of Java's TLS",
+    "sasl.kerberos.": "Kerberos",
+    "sasl.server.callback.": "Java callback handlers",
+    "sasl.client.callback.": "Java callback handlers",
+    "sasl.login.": "Java logins",
+    "sasl.": "this setting of SASL",
     "zookeeper.metadata.migration.": "the migration to KRaft",
     "security.providers": "Java security providers",
     "principal.builder.": "principal builders",
-    "authorizer.": "authorizers",
-    "super.users": "authorizers",
-    "allow.everyone.if.no.acl.found": "authorizers",
     "delegation.token.": "delegation tokens",
     "password.encoder.": "encoded passwords",
-    "connections.max.reauth.ms": "SASL",
     "process.roles": "KRaft",
     "node.id": "KRaft (use broker.id)",
     "controller.quorum.": "KRaft",
@@ -29,7 +27,6 @@ _BY_PREFIX: Final = {
     "broker.session.timeout.ms": "KRaft",
     "initial.broker.registration.": "KRaft",
     "early.start.listeners": "early start of listeners",
-    "sasl.mechanism.": "SASL",
     "remote.": "tiered storage",
     "log.local.retention.": "tiered storage",
     "group.consumer.": "the consumer group protocol of KIP-848",

@@ -1,7 +1,7 @@
-"""Configuration values: Kafka's nine types, how text becomes a value, and what a value may be.
+"""Configuration values: Kafka's nine types, conversion from and to text, and validation.
 
 `parse` follows Kafka's rules (text is trimmed, booleans in any case, lists split at commas) and raises ValueError with
-a phrase that fits after "expected". `to_text` is the inverse: what DescribeConfigs shows and what ZooKeeper gets.
+a phrase that fits after "expected". `to_text` is the inverse, for DescribeConfigs and ZooKeeper.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 Value = bool | int | float | str | tuple[str, ...] | None
 Validator = Callable[[object], str | None]
-"""Gives None for a good value, else what was expected of it."""
+"""Returns None for a valid value, else the expected form."""
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -23,7 +23,7 @@ NEWEST_RELEASE: Final = (3, 9)
 
 
 class ConfigType(IntEnum):
-    """The numbers are the ones DescribeConfigs puts on the wire."""
+    """The numbers are those of DescribeConfigs on the wire."""
 
     BOOLEAN = 1
     STRING = 2
@@ -50,7 +50,7 @@ _COMMA: Final = re.compile(r"\s*,\s*")
 
 
 def parse(kind: ConfigType, raw: object) -> Value:
-    """The typed value of what a file, a command line, a request or a znode gave."""
+    """Return the typed value of a setting from a file, a command line, a request or a znode."""
     if raw is None:
         return None
     if isinstance(raw, list | tuple):
@@ -98,7 +98,7 @@ def _parse_double(text: str) -> float:
 
 
 def to_text(value: object) -> str:
-    """A value as Kafka writes it: `true`, `1.7976931348623157E308`, `compact,delete`."""
+    """Return a value as Kafka writes it: `true`, `1.7976931348623157E308`, `compact,delete`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -109,7 +109,7 @@ def to_text(value: object) -> str:
 
 
 def between(low: float | None = None, high: float | None = None) -> Validator:
-    """Numbers from `low` to `high`, both included."""
+    """Accept numbers from `low` to `high`, both included."""
     if low is not None and high is not None:
         phrase = f"a number from {to_text(low)} to {to_text(high)}"
     else:
@@ -128,7 +128,7 @@ def at_least(low: float) -> Validator:
 
 
 def one_of(*allowed: str) -> Validator:
-    """The value, or every item of a list, is one of `allowed`."""
+    """Accept a value, or a list of values, of `allowed`."""
 
     def check(value: object) -> str | None:
         items = value if isinstance(value, tuple) else (value,)
@@ -142,7 +142,7 @@ def not_empty(value: object) -> str | None:
 
 
 def throttled_replicas(value: object) -> str | None:
-    """`*`, `none`, or pairs `partition:broker`."""
+    """Accept `*`, `none`, or pairs `partition:broker`."""
     assert isinstance(value, tuple)
     if value in ((), ("*",), ("none",)) or all(re.fullmatch(r"[0-9]+:[0-9]+", item) for item in value):
         return None
@@ -150,7 +150,7 @@ def throttled_replicas(value: object) -> str | None:
 
 
 def release(value: object) -> str | None:
-    """A release of Kafka whose requests between brokers klamm knows, with or without its internal version."""
+    """Accept a release of Kafka whose inter-broker protocol klamm supports, with or without the internal version."""
     found = re.fullmatch(r"([0-9]{1,2})\.([0-9]{1,2})(\.[0-9]{1,2})?(-IV[0-9]{1,2})?", str(value))
     good = found is not None and OLDEST_RELEASE <= (int(found[1]), int(found[2])) <= NEWEST_RELEASE
     return None if good else "a Kafka release from 2.4 to 3.9, such as 3.9 or 3.9-IV0"

@@ -1,4 +1,4 @@
-"""The records that are not written yet: a bounded buffer that never delays its writers."""
+"""A bounded buffer for records that are not written yet. It never delays the code that records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class ControlLogBuffer:
-    """One loop appends, the broker loop takes. If the buffer is full, the oldest record is dropped.
+    """One loop appends and the broker loop takes. If the buffer is full, the oldest record is dropped.
 
     Each counter has one writer, and a deque's ends may be used from two threads: nothing is locked.
     """

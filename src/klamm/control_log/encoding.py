@@ -1,4 +1,4 @@
-"""Records as JSON: a flat object with stable names in snake case, one a record of the topic."""
+"""Records as JSON: one flat object with stable names in snake case per record of the topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fields(record: ControlRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if hasattr(value, "_asdict"):  # a request or a topic-partition: its parts stand beside the others
+        if hasattr(value, "_asdict"):  # a request or a topic-partition: its parts become fields
             fields.update({name: _plain(part) for name, part in value._asdict().items()})
         else:
             fields[field.name] = _plain(value)
@@ -66,6 +66,6 @@ def _leadership(record: LeadershipChange) -> dict[str, Any]:
 
 
 def key_of(entry: Entry) -> bytes | None:
-    """The partition that a record is about, so that tools can group by it; None where it is about more."""
+    """Return the partition of a record, so that tools can group by it; None if it concerns several."""
     partition = getattr(entry.record, "partition", None)
     return str(partition).encode() if isinstance(partition, TopicPartition) else None

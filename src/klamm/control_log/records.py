@@ -18,7 +18,7 @@ MAX_LISTED: Final = 16
 
 
 class ListedPartition(NamedTuple):
-    """A partition in a list; the leader is -2 where the partition is deleted."""
+    """A partition in a list; the leader is -2 if the partition is deleted."""
 
     topic: str
     partition: int
@@ -88,7 +88,7 @@ class LeadershipChange:
     """The controller wrote a partition's state, or adopted a leader's own change.
 
     An `election` when `strategy` names one, else an `isr_change` when the leader stayed, else a `leader_change` (as is
-    a new epoch of the same leader). `event` and `number` are of the controller's event that did it.
+    a new epoch of the same leader). `event` and `number` identify the controller's event.
     """
 
     controller_epoch: int
@@ -109,7 +109,7 @@ class LeadershipChange:
 
 
 class RequestSummary(NamedTuple):
-    """A control request in few words: `target` is the broker it goes to, `broker_epoch` its incarnation."""
+    """Summary of a control request: `target` is the receiving broker, `broker_epoch` its incarnation."""
 
     api: str
     target: int
@@ -141,10 +141,14 @@ class RequestCoalesced:
 
 @lazy_dataclass(frozen=True, slots=True)
 class RequestSent:
-    """`send_number` counts the requests sent to one broker; attempts 1, 2, 4, 8, ... of a request are recorded."""
+    """`send_number` counts the requests sent to one broker; attempts 1, 2, 4, 8, ... of a request are recorded.
+
+    `correlation_id` is that of this attempt, in the header of the request.
+    """
 
     controller_epoch: int
     send_number: int
+    correlation_id: int
     attempt: int
     request: RequestSummary
     queue_ms: float
@@ -153,13 +157,43 @@ class RequestSent:
 
 @lazy_dataclass(frozen=True, slots=True)
 class RequestAcknowledged:
+    """`correlation_id` is that of the attempt that was answered."""
+
     controller_epoch: int
     send_number: int
+    correlation_id: int
     request: RequestSummary
     error: str
     failed_partition_count: int
     round_trip_ms: float
     KIND: ClassVar = "request_acknowledged"
+
+
+class ListedOperation(NamedTuple):
+    """An operation of a ZooKeeper transaction; `version` is the expected one, -1 if any is."""
+
+    operation: str
+    path: str
+    version: int
+
+
+@lazy_dataclass(frozen=True, slots=True)
+class ZnodesWritten:
+    """A transaction of the controller in ZooKeeper. All of its operations took effect, or none.
+
+    `error` is NONE, or the error of ZooKeeper, and `refused_path` the znode that caused it. After ConnectionLoss the
+    outcome is unknown. `event` and `number` identify the controller's event.
+    """
+
+    controller_epoch: int
+    event: str
+    number: int
+    operation_count: int
+    operations: tuple[ListedOperation, ...]
+    error: str
+    refused_path: str | None
+    duration_ms: float
+    KIND: ClassVar = "znodes_written"
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -168,6 +202,7 @@ class MetadataApplied:
 
     controller_epoch: int
     controller_id: int
+    correlation_id: int
     update_count: int
     live_brokers: tuple[int, ...]
     partition_count: int
@@ -177,13 +212,35 @@ class MetadataApplied:
 
 @lazy_dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """This broker has become leader or follower of a partition, or is no longer either."""
+    """This broker has become leader or follower of a partition, or is no longer either.
+
+    `correlation_id` is that of the controller's request; None if there was none, as after a failed disk.
+    """
 
     controller_epoch: int
+    correlation_id: int | None
     partition: TopicPartition
     role: str
     leader_epoch: int
     KIND: ClassVar = "role_changed"
+
+
+@lazy_dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A handler raised an unexpected error, and its connection was closed.
+
+    `failure_count` counts the failures of the API; failures 1, 2, 4, 8, ... are recorded.
+    """
+
+    controller_epoch: int
+    api: str
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    connection_id: str
+    error: str
+    failure_count: int
+    KIND: ClassVar = "request_failed"
 
 
 ControlRecord: TypeAlias = (
@@ -196,6 +253,8 @@ ControlRecord: TypeAlias = (
     | RequestCoalesced
     | RequestSent
     | RequestAcknowledged
+    | ZnodesWritten
     | MetadataApplied
     | RoleChanged
+    | RequestFailed
 )

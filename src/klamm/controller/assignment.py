@@ -1,8 +1,7 @@
 """Placement of the replicas of new partitions: Kafka's rule, with and without racks.
 
-The leaders go round robin over the brokers from a starting index, the followers follow at a shift that grows each time
-all brokers have had their turn. Randomness is an argument (`start_index`, `shift`): equal arguments give equal
-assignments.
+Leaders are placed round robin from a starting index. Followers are placed at a shift that grows after each full round
+of brokers. Randomness is an argument (`start_index`, `shift`): equal arguments give equal assignments.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from klamm.controller import deletion, lost_tails, partition_state_machine, reas
 from klamm.controller.context import ControllerContext
 from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import AddChannel, CloseChannel, Note, Steps
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellStopReplica
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, StopReplicaUpdate
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read_data
 from klamm.controller.topic_store import read_brokers
@@ -86,7 +86,7 @@ def _is_being_deleted(ctx: ControllerContext, replica: PartitionReplica) -> bool
 def _delete_strays(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]:
     """Delete replicas that a reassignment took away, if their broker was down or has not answered since."""
     stops = [
-        TellStopReplica(broker, tp, delete=True)
+        StopReplicaUpdate(broker, tp, delete=True)
         for broker in ids
         for tp in ctx.deletions.strays_on(broker)
         if broker not in ctx.topics.assignment(tp).replicas
@@ -105,11 +105,11 @@ def on_replicas_become_offline(ctx: ControllerContext, replicas: Sequence[Partit
     leaderless = ctx.partitions_without_online_leader(r.replica for r in replicas)
     yield from partition_state_machine.handle_state_changes(ctx, leaderless, PartitionState.OFFLINE)
     outcome = partition_state_machine.Outcome()
-    tells = yield from partition_state_machine.elect_missing_leaders(ctx, outcome)
+    updates = yield from partition_state_machine.elect_missing_leaders(ctx, outcome)
     offline = yield from replica_state_machine.take_offline(ctx, others, outcome.elected)
     yield from ControllerBrokerRequestBatch.build(
         ctx,
-        leader_and_isr=[*tells, *offline.leader_and_isr],
+        leader_and_isr=[*updates, *offline.leader_and_isr],
         stop_replica=offline.stop_replica,
         update_metadata=offline.update_metadata,
     ).send()

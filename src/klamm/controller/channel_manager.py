@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.asyncio_connection import BrokerConnection, ConnectionTotals
 from klamm.client.patience import CONTROL_REQUEST
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.control_wire import decode_response, encode_request
 from klamm.controller.events import ControllerEvent
-from klamm.controller.journal import ControllerJournal
+from klamm.controller.journal import ControllerJournal, Sending
 from klamm.controller.log_end_query import ask_log_ends
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
@@ -58,8 +58,13 @@ class RequestSender:
         self._sending: QueueItem | None = None
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
+        self._totals = ConnectionTotals()
         self._failures = 0
         self._sent_s = 0.0
+        self._correlation_id = -1
+        """Correlation id of the last attempt. It keeps counting over new connections, so it identifies a request at
+        both ends.
+        """
         tags = {"broker-id": str(broker.id)}
         self._timer = metrics.timer(_GROUP, _TYPE, "RequestRateAndQueueTimeMs", tags)
         metrics.gauge(_GROUP, _TYPE, "QueueSize", lambda: self.queue_size, tags)
@@ -68,6 +73,7 @@ class RequestSender:
         metrics.gauge(_OWN_GROUP, _TYPE, "LastQueuedRequest", lambda: self._put_count, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "LastAcknowledgedRequest", lambda: self.last_acknowledged, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "MetadataLag", lambda: self._put_count - self.last_acknowledged, tags)
+        _register_connection(metrics, self._totals, tags)
         name = f"Controller-{config.broker_id}-to-broker-{broker.id}-send-thread"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
 
@@ -77,7 +83,7 @@ class RequestSender:
 
     @property
     def last_acknowledged(self) -> int:
-        """The number of the last queued request up to which the broker has answered all."""
+        """The number of the last request such that the broker has answered it and all requests before it."""
         sending = self._sending
         oldest = self._queue.oldest_number if sending is None else sending.number
         return self._put_count if oldest is None else oldest - 1
@@ -147,7 +153,8 @@ class RequestSender:
         message = await self._send_until_answered(item.request, queue_ms)
         response = decode_response(item.request, message)
         sent_ms = (self._clock.monotonic() - self._sent_s) * 1000
-        self._journal.request_acknowledged(self._broker.id, item.request, self._send_count, response, sent_ms)
+        sending = Sending(self._broker.id, item.request, self._send_count, self._correlation_id)
+        self._journal.request_acknowledged(sending, response, sent_ms)
         return response
 
     async def _send_until_answered(self, request: ControlRequest, queue_ms: float) -> Any:
@@ -157,7 +164,9 @@ class RequestSender:
             try:
                 connection = await self._connected()
                 self._sent_s = self._clock.monotonic()
-                self._journal.request_sent(self._broker.id, request, self._send_count, self._failures + 1, queue_ms)
+                self._correlation_id = connection.next_correlation_id
+                sending = Sending(self._broker.id, request, self._send_count, self._correlation_id)
+                self._journal.request_sent(sending, self._failures + 1, queue_ms)
                 answer = await connection.send_encoded(api_key, version, body)
             except (ConnectionError, TimeoutError, OSError) as error:
                 self._on_failure(request, error)
@@ -177,6 +186,9 @@ class RequestSender:
                 timeout_ms=self._config.socket_timeout_ms,
                 client_id=f"{SLICING_CLIENT}{self._config.broker_id}",
                 request_timeout_ms=self._config.request_timeout_ms,
+                first_correlation_id=self._correlation_id + 1,
+                totals=self._totals,
+                security=self._config.outgoing.of(self._config.controller_listener),
             )
         return self._connection
 
@@ -192,6 +204,21 @@ class RequestSender:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _register_connection(metrics: MetricsRegistry, totals: ConnectionTotals, tags: dict[str, str]) -> None:
+    """The connection's metrics, in the group of Kafka's selector for these channels."""
+
+    def gauge(name: str, read: Callable[[], object]) -> None:
+        metrics.gauge("kafka.server", "controller-channel-metrics", name, read, tags)
+
+    gauge("connection-count", lambda: totals.created - totals.closed)
+    gauge("connection-creation-total", lambda: totals.created)
+    gauge("connection-close-total", lambda: totals.closed)
+    gauge("request-total", lambda: totals.requests)
+    gauge("response-total", lambda: totals.responses)
+    gauge("outgoing-byte-total", lambda: totals.outgoing_bytes)
+    gauge("incoming-byte-total", lambda: totals.incoming_bytes)
 
 
 class ControllerChannelManager:

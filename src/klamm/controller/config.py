@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.model import EndPoint
+from klamm.security.outgoing import OutgoingSecurity
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,11 +95,12 @@ class ControllerConfig:
     """Whether this broker's last run ended uncleanly: its logs may have lost their unflushed tails."""
     unclean_replica_wait_ms: int = 300_000
     socket_timeout_ms: int = 30_000
-    """`controller.socket.timeout.ms`: for a connection with a broker."""
+    """`controller.socket.timeout.ms`: limit for connecting to a broker."""
     request_timeout_ms: int = 30_000
-    """`request.timeout.ms`: for the answer of a broker to a control request."""
+    """`request.timeout.ms`: limit for a broker's answer to a control request."""
     max_topic_partitions: int = 100_000
     """Maximum partitions per request: a bound on the work that a client can give the controller."""
+    outgoing: OutgoingSecurity = field(default_factory=OutgoingSecurity)
 
     @property
     def controller_listener(self) -> str:

@@ -1,8 +1,8 @@
 """Control requests on the wire: the version that the inter-broker protocol fixes, and the translation of requests and
 answers.
 
-An UpdateMetadata differs between brokers only in the broker epoch in its first bytes: the rest is encoded once and kept
-with the shared body.
+An UpdateMetadata differs between brokers only in the broker epoch: the rest is encoded once and kept with the shared
+body. The arrays of topics are encoded by `wire_states`, which caches each partition; `encode_around` writes the rest.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from klamm.model import ZERO_UUID, BrokerEndPoints, TopicPartition
 from klamm.protocol.messages import leader_and_isr as lair
 from klamm.protocol.messages import stop_replica as stop
 from klamm.protocol.messages import update_metadata as umr
-from klamm.protocol.wire import BytesLike, encode
+from klamm.protocol.wire import BytesLike, encode, encode_around
 
-_HEAD: Final = struct.Struct(">iiq")
-_HEAD_V8: Final = struct.Struct(">i?iq")
-_LEADER_AND_ISR_HEAD_BYTES: Final = {4: 16, 5: 17, 6: 17, 7: 18}
+_BROKER_EPOCH: Final = struct.Struct(">q")
 P = TypeVar("P", LeaderAndIsrPartition, UpdateMetadataPartition, StopReplicaPartition)
 
 
@@ -63,13 +61,8 @@ def _leader_and_isr_bytes(request: LeaderAndIsrRequest, version: int) -> list[By
     if version < wire_states.FIRST_LEADER_AND_ISR:
         return encode(_leader_and_isr(request), version)
     topics = wire_states.leader_and_isr_topics(request.partitions, dict(request.topic_ids), version, request.encoded)
-    rest = b"".join(encode(_leader_and_isr(replace(request, partitions=())), version))
-    return _with_topics(rest, _LEADER_AND_ISR_HEAD_BYTES[version], topics)
-
-
-def _with_topics(rest: bytes, head_bytes: int, topics: bytes) -> list[BytesLike]:
-    """Insert `topics` in place of the empty array after the head of an encoded message."""
-    return [rest[:head_bytes], topics, rest[head_bytes + 1 :]]
+    head, tail = encode_around(_leader_and_isr(replace(request, partitions=())), version, "topic_states")
+    return [head, topics, tail]
 
 
 def _leader_and_isr(request: LeaderAndIsrRequest) -> lair.LeaderAndIsrRequest:
@@ -111,24 +104,23 @@ def _leader_and_isr_state(state: LeaderAndIsrPartition) -> lair.LeaderAndIsrPart
 
 
 def _update_metadata(request: UpdateMetadataRequest, version: int) -> list[BytesLike]:
-    """The head for this broker, then the part that all brokers share."""
-    head = request.head
-    key = (version, head.controller_id, head.controller_epoch)
-    tail = request.body.encoded.get(key)
-    if tail is None:
-        whole = b"".join(_update_metadata_bytes(head, request.body, version))
-        tail = request.body.encoded[key] = whole[_HEAD_V8.size if version >= 8 else _HEAD.size :]
-    if version >= 8:
-        return [_HEAD_V8.pack(head.controller_id, False, head.controller_epoch, head.broker_epoch), tail]
-    return [_HEAD.pack(head.controller_id, head.controller_epoch, head.broker_epoch), tail]
+    """The part before the broker's epoch, the epoch, and the rest: all brokers share the first and the last."""
+    key = (version, request.head.controller_id, request.head.controller_epoch)
+    shared = request.body.encoded.get(key)
+    if shared is None:
+        shared = request.body.encoded[key] = _shared_bytes(request.head, request.body, version)
+    before, after = shared
+    return [before, _BROKER_EPOCH.pack(request.head.broker_epoch), after]
 
 
-def _update_metadata_bytes(head: RequestHead, body: UpdateMetadataBody, version: int) -> list[BytesLike]:
+def _shared_bytes(head: RequestHead, body: UpdateMetadataBody, version: int) -> tuple[bytes, bytes]:
     if version < wire_states.FIRST_UPDATE_METADATA:
-        return encode(_update_metadata_message(head, body), version)
+        before, after = encode_around(_update_metadata_message(head, body), version, "broker_epoch")
+        return before, after
     topics = wire_states.update_metadata_topics(body.partitions, dict(body.topic_ids), version)
-    rest = b"".join(encode(_update_metadata_message(head, replace(body, partitions=())), version))
-    return _with_topics(rest, _HEAD_V8.size if version >= 8 else _HEAD.size, topics)
+    rest = _update_metadata_message(head, replace(body, partitions=()))
+    before, between, after = encode_around(rest, version, "broker_epoch", "topic_states")
+    return before, between + topics + after
 
 
 def _update_metadata_message(head: RequestHead, body: UpdateMetadataBody) -> umr.UpdateMetadataRequest:

@@ -89,7 +89,7 @@ _SETTLES_SUSPECTS = (
     e.TopicUncleanLeaderElectionEnable,
     e.TopicDeletionStopReplicaResponseReceived,
 )
-"""Events after which a partition may get a leader that waited for replicas with a reliable log."""
+"""Events after which a partition that waits for a replica with a reliable log may get a leader."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 30.0

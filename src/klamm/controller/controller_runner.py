@@ -129,6 +129,8 @@ class ControllerRunner:
         self._manager: ControllerEventManager | None = None
         self._channels: ControllerChannelManager | None = None
         self._finished: asyncio.Future[None] | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called on the broker loop if the control loop ends by itself: then this broker must leave the cluster."""
 
     def start(self, config: ControllerConfig) -> None:
         """Return when the control loop accepts events; nothing happens before the first one, `Startup`."""
@@ -163,6 +165,7 @@ class ControllerRunner:
                 runner.run(self._run(config, ready))
         except Exception:
             log.exception("the control loop ended with an error")
+            post(self._broker_loop, lambda: self.on_failure())
         finally:
             ready.set()
             post(self._broker_loop, self._finish)

@@ -47,8 +47,8 @@ class AskLogEnds:
     """Ask a broker for its log ends until it answers or its channel is closed; `LogEndsReceived` is the answer.
 
     Each partition comes with its leader epoch. A broker that does not know that epoch yet may still lead in an older
-    one: it is asked again, until nothing can be appended to its log any longer. It does not wait behind control
-    requests, nor they behind it.
+    one, so it is asked again until nothing more can be appended to its log. The query does not queue behind control
+    requests, and they do not queue behind it.
     """
 
     broker: BrokerEndPoints

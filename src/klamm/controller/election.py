@@ -144,8 +144,8 @@ def remove_from_isr(
     """Return the state without the `leaving` replicas; None if nothing changes.
 
     If no remaining replica can lead, nothing is committed until one can: then all members remain, because each of them
-    has everything. Of a topic that is being deleted the last remains, as in Kafka. Replicas `outside` the
-    assignment go in any case, unless there is no other.
+    has everything. A topic that is being deleted keeps its last member, as in Kafka. Replicas `outside` the assignment
+    are always removed, unless no other replica is left.
     """
     assigned = tuple([r for r in state.isr if r not in outside]) or state.isr[-1:] if outside else state.isr
     staying = tuple([r for r in assigned if r not in leaving])

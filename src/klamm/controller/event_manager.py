@@ -296,13 +296,23 @@ class ControllerEventManager:
                 if isinstance(effect, ZkRead):
                     value = await self._coordination.read(effect.ops)
                 elif isinstance(effect, ZkMulti):
-                    value = await self._coordination.multi(effect.ops)
+                    value = await self._write(effect)
                 elif isinstance(effect, AskSessionId):
                     value = self._coordination.session_id
                 else:
                     self._carry_out(effect, queued)
             except ZkError as caught:
                 error = caught
+
+    async def _write(self, effect: ZkMulti) -> Any:
+        asked_s = self._clock.monotonic()
+        try:
+            results = await self._coordination.multi(effect.ops)
+        except ZkError as error:
+            self._journal.znodes_written(effect.ops, error, (self._clock.monotonic() - asked_s) * 1000)
+            raise
+        self._journal.znodes_written(effect.ops, None, (self._clock.monotonic() - asked_s) * 1000)
+        return results
 
     def _carry_out(self, effect: Effect, queued: QueuedEvent) -> None:
         match effect:

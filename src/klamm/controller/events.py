@@ -7,7 +7,7 @@ cleared, preempted or failed, or reached a broker that is not the controller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import Enum
 from typing import ClassVar, Final, Generic, TypeVar
 from uuid import UUID
@@ -24,6 +24,7 @@ from klamm.controller.replies import (
     Reassignments,
     TopicResult,
     TopicResults,
+    results_of,
 )
 from klamm.controller.requests import RequestHead
 from klamm.controller.states import ControllerState
@@ -107,8 +108,8 @@ class Notification(Event[Done]):
         return DONE
 
 
-def _topic_refusals(names: Iterable[str], error: ErrorCode) -> TopicResults:
-    return TopicResults(tuple(TopicResult(name, error) for name in names), error)
+def _topic_refusals(topics: Sequence[CreatableTopic | CreatablePartitions], error: ErrorCode) -> TopicResults:
+    return TopicResults(results_of(topics, lambda topic: TopicResult(topic.name, error)), error)
 
 
 # ---- role ------------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class CreateTopics(Event[TopicResults]):
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
     def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> TopicResults:
-        return _topic_refusals((topic.name for topic in self.topics), error)
+        return _topic_refusals(self.topics, error)
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ class CreatePartitions(Event[TopicResults]):
     STATE: ClassVar = ControllerState.TOPIC_CHANGE
 
     def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> TopicResults:
-        return _topic_refusals((topic.name for topic in self.topics), error)
+        return _topic_refusals(self.topics, error)
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -269,8 +270,10 @@ class DeleteTopics(Event[TopicResults]):
     STATE: ClassVar = ControllerState.TOPIC_DELETION
 
     def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> TopicResults:
-        by_id = tuple(TopicResult("", error, topic_id=topic_id) for topic_id in self.topic_ids)
-        return TopicResults((*_topic_refusals(self.names, error).topics, *by_id), error)
+        def refused(topic: str | UUID) -> TopicResult:
+            return TopicResult(topic, error) if isinstance(topic, str) else TopicResult("", error, topic_id=topic)
+
+        return TopicResults(results_of((*self.names, *self.topic_ids), refused), error)
 
 
 # ---- elections, reassignment -----------------------------------------------------------------------------------------
@@ -286,7 +289,7 @@ class ReplicaLeaderElection(Event[PartitionResults]):
     STATE: ClassVar = ControllerState.MANUAL_LEADER_BALANCE
 
     def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> PartitionResults:
-        return PartitionResults(tuple(PartitionResult(tp, error) for tp in self.partitions or ()), error)
+        return PartitionResults(results_of(self.partitions or (), lambda tp: PartitionResult(tp, error)), error)
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -321,7 +324,7 @@ class ApiPartitionReassignment(Event[PartitionResults]):
     STATE: ClassVar = ControllerState.ALTER_PARTITION_REASSIGNMENT
 
     def refusal(self, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> PartitionResults:
-        return PartitionResults(tuple(PartitionResult(tp, error) for tp, _ in self.reassignments), error)
+        return PartitionResults(results_of(self.reassignments, lambda moved: PartitionResult(moved[0], error)), error)
 
 
 @lazy_dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from klamm.controller.effects import (
 )
 from klamm.controller.events import AutoPreferredReplicaLeaderElection, Reelect, RegistrationDeleted
 from klamm.controller.replies import BrokerRegistration
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.store import ControllerMoved
 from klamm.controller.topics import adopt_topics
 from klamm.errors import ErrorCode
@@ -76,6 +76,8 @@ _EPOCH_REMEDY: Final = f"Set {paths.CONTROLLER_EPOCH} to a number that is at lea
 CLAIM_RETRY_MS: Final = 100
 UNREADABLE_RETRY_MS: Final = 1_000
 """Pause before a znode that cannot be decoded, or an id that another session holds, is read again."""
+HIGHEST_TRUSTED_EPOCH: Final = 2**30
+"""A partition state with a higher controller epoch does not raise the epoch: an int32 leaves no room after it."""
 _UNREADABLE: Final = -2
 """Instead of the controller's id."""
 
@@ -252,6 +254,7 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
     yield from _set_up_feature(ctx)
     yield from _clear_notifications(ctx)
     returned = yield from _initialise_context(ctx)
+    yield from _raise_low_epoch(ctx)
     yield from deletion.initialise(ctx)
     yield from tell_live_brokers(ctx)
     yield from _start_state_machines(ctx, returned)
@@ -274,11 +277,11 @@ def _start_state_machines(ctx: ControllerContext, returned: frozenset[TopicParti
     offline = replica_state_machine.startup(ctx)
     first = yield from partition_state_machine.startup(ctx, returned)
     yield from replica_state_machine.leave_isrs(ctx, offline)
-    tells = [
-        TellLeaderAndIsr(ctx.topics.assignment(tp).replicas, tp, is_new=tp in first) for tp in ctx.states.leadership
+    updates = [
+        LeaderAndIsrUpdate(ctx.topics.assignment(tp).replicas, tp, is_new=tp in first) for tp in ctx.states.leadership
     ]
-    if tells:
-        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    if updates:
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
 
 
 def _set_up_feature(ctx: ControllerContext) -> Steps[None]:
@@ -317,9 +320,9 @@ def _clear_notifications(ctx: ControllerContext) -> Steps[None]:
 
 
 def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartition]]:
-    """Return the partitions whose leader has registered after it became leader: no controller saw it die.
+    """Return the partitions whose leader registered again after it became leader: no controller noticed its restart.
 
-    Its state as a leader that was not on its disk is gone, so it must not continue in the same leader epoch.
+    The state that it kept only in memory as a leader is gone, so it must not continue in the same leader epoch.
     """
     brokers = yield from topic_store.read_brokers(watch=True)
     for registered in brokers.values():
@@ -344,6 +347,32 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
     return frozenset(returned)
 
 
+def _raise_low_epoch(ctx: ControllerContext) -> Steps[None]:
+    """Raise the controller epoch above that of every partition state, before any broker receives it.
+
+    Somebody has set `/controller_epoch` too low: brokers would reject this controller, and each election raises the
+    epoch only by one.
+    """
+    newest = max((state.controller_epoch for state in ctx.states.leadership.values()), default=0)
+    if newest <= ctx.epoch or newest > HIGHEST_TRUSTED_EPOCH:
+        return
+    epoch = newest + 1
+    yield Note(
+        f"{paths.CONTROLLER_EPOCH} was too low: a partition state has the controller epoch {newest}, and this "
+        f"controller {ctx.epoch}. It continues with epoch {epoch}",
+        True,
+    )
+    change = SetData(paths.CONTROLLER_EPOCH, encode_controller_epoch(epoch), ctx.epoch_zk_version)
+    try:
+        results: MultiResults = yield ZkMulti((change,))
+    except (MultiFailed, ConnectionLoss) as failed:
+        raise ControllerMoved(f"controller epoch {ctx.epoch} is over, or too low and not raised: {failed}") from failed
+    result = results[0]
+    assert isinstance(result, SetDataResult)
+    ctx.become_controller(epoch, result.stat.version)
+    yield ActiveControllerChanged(ctx.config.broker_id, epoch)
+
+
 def _slices(ctx: ControllerContext, size: int) -> Iterator[list[TopicPartition]]:
     tps = list(ctx.topics.all_partitions())
     return (tps[i : i + size] for i in range(0, len(tps), size))
@@ -358,7 +387,7 @@ def resign() -> Steps[None]:
 def drop_orphaned_claim(ctx: ControllerContext) -> Steps[None]:
     """`/controller` names this broker, which is not active: the outcome of its election was unknown.
 
-    The epoch is read first: if it is still the same when the znode is deleted, nobody was elected after the reading.
+    The epoch is read first: if it is still the same when the znode is deleted, nobody was elected in between.
     """
     me = ctx.config.broker_id
     (epoch,) = yield from store.read_data([paths.CONTROLLER_EPOCH])

@@ -17,7 +17,7 @@ from klamm.controller.events import (
     UpdateMetadataResponseReceived,
 )
 from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import ReplicaState
 from klamm.errors import ErrorCode
 from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
@@ -144,8 +144,8 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
     unassigned = [tp for tp in staying if replica_state_machine.has_unassigned_isr(ctx, tp)]
     yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})
     if states:
-        tells = [TellLeaderAndIsr(ctx.topics.assignment(tp).replicas, tp) for tp in unassigned]
-        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells, update_metadata=list(states)).send()
+        updates = [LeaderAndIsrUpdate(ctx.topics.assignment(tp).replicas, tp) for tp in unassigned]
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates, update_metadata=list(states)).send()
         yield from reassignment.maybe_complete(ctx, states)
     yield from store.delete_all(ctx, notes)
 
@@ -170,8 +170,8 @@ def on_log_dir_event(ctx: ControllerContext) -> Steps[None]:
     for replica in replicas:  # a new replica stays new until it is in sync
         (added if ctx.states.replica_state(replica) is ReplicaState.NEW else online).append(replica)
     yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)
-    tells = [TellLeaderAndIsr((r.replica,), r.partition, is_new=True) for r in added]
-    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    updates = [LeaderAndIsrUpdate((r.replica,), r.partition, is_new=True) for r in added]
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
     yield from store.delete_all(ctx, notes)
 
 

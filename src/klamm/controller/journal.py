@@ -6,9 +6,9 @@ record. Their effects are recorded, once per change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from klamm.control_log import NO_CONTROL_LOG, ControlLog
 from klamm.control_log.records import (
@@ -18,12 +18,14 @@ from klamm.control_log.records import (
     EventQueued,
     EventStarted,
     LeadershipChange,
+    ListedOperation,
     ListedPartition,
     RequestAcknowledged,
     RequestCoalesced,
     RequestQueued,
     RequestSent,
     RequestSummary,
+    ZnodesWritten,
     first,
 )
 from klamm.controller.context import replica
@@ -32,12 +34,23 @@ from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, Updat
 from klamm.controller.responses import ControlResponse
 from klamm.errors import ErrorCode
 from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_CONTROLLER, NO_LEADER
+from klamm.zk.model.ops import Check, Create, Delete, MultiFailed, SetData, WriteOp
 
 _MAX_LOOKED_AT: Final = 256
+_OPERATIONS: Final = {Check: "check", Create: "create", SetData: "set", Delete: "delete"}
 
 
 def _state(event: ControllerEvent) -> tuple[int, str]:
     return event.STATE.value, event.STATE.label
+
+
+class Sending(NamedTuple):
+    """A control request that is sent. `send_number` counts the requests to the broker, each once."""
+
+    broker_id: int
+    request: ControlRequest
+    send_number: int
+    correlation_id: int
 
 
 class ControllerJournal:
@@ -46,6 +59,8 @@ class ControllerJournal:
     def __init__(self, log: ControlLog = NO_CONTROL_LOG) -> None:
         self._log = log
         self._event, self._number = "", 0
+        self._is_own = False
+        """Whether the current event concerns only the control log's topic."""
         self._controller = NO_CONTROLLER, 0
         self.epoch = 0
 
@@ -59,7 +74,8 @@ class ControllerJournal:
 
     def event_started(self, event: ControllerEvent, number: int, queue_ms: float) -> None:
         self._event, self._number = type(event).__name__, number
-        if self._log.is_enabled and topics_of(event) != (CONTROL_LOG_TOPIC,):
+        self._is_own = self._log.is_enabled and topics_of(event) == (CONTROL_LOG_TOPIC,)
+        if self._log.is_enabled and not self._is_own:
             self._log.record(EventStarted(self.epoch, self._event, number, queue_ms, *_state(event)))
 
     def event_done(self, event: ControllerEvent, number: int, duration_ms: float, outcome: str) -> None:
@@ -78,6 +94,19 @@ class ControllerJournal:
             for tp, strategy, before, after in changes:
                 self._log.record(LeadershipChange(self.epoch, self._event, self._number, strategy, tp, before, after))
 
+    def znodes_written(self, ops: Sequence[WriteOp], error: Exception | None, duration_ms: float) -> None:
+        """A transaction was answered; `error` is None if it took effect."""
+        if not self._log.is_enabled or self._is_own:
+            return
+        cause = error.error if isinstance(error, MultiFailed) else error
+        path = error.op.path if isinstance(error, MultiFailed) else None
+        name = "NONE" if cause is None else type(cause).__name__
+        listed = tuple(
+            ListedOperation(_OPERATIONS[type(op)], op.path, getattr(op, "version", -1)) for op in ops[:MAX_LISTED]
+        )
+        of = (self.epoch, self._event, self._number)
+        self._log.record(ZnodesWritten(*of, len(ops), listed, name, path, duration_ms))
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def request_queued(
@@ -90,21 +119,19 @@ class ControllerJournal:
         if is_coalesced:
             self._log.record(RequestCoalesced(epoch, number, summary))
 
-    def request_sent(
-        self, broker_id: int, request: ControlRequest, send_number: int, attempt: int, queue_ms: float
-    ) -> None:
+    def request_sent(self, sending: Sending, attempt: int, queue_ms: float) -> None:
         if self._log.is_enabled and attempt.bit_count() == 1:
-            summary = summary_of(broker_id, request)
-            self._log.record(RequestSent(request.head.controller_epoch, send_number, attempt, summary, queue_ms))
+            self._log.record(RequestSent(*_sending(sending), attempt, summary_of(*sending[:2]), queue_ms))
 
-    def request_acknowledged(
-        self, broker_id: int, request: ControlRequest, send_number: int, response: ControlResponse, round_trip_ms: float
-    ) -> None:
+    def request_acknowledged(self, sending: Sending, response: ControlResponse, round_trip_ms: float) -> None:
         if self._log.is_enabled:
             failed = sum(error != ErrorCode.NONE for _, error in response.partition_errors)
-            summary, error = summary_of(broker_id, request), response.error.name
-            epoch = request.head.controller_epoch
-            self._log.record(RequestAcknowledged(epoch, send_number, summary, error, failed, round_trip_ms))
+            summary, error = summary_of(*sending[:2]), response.error.name
+            self._log.record(RequestAcknowledged(*_sending(sending), summary, error, failed, round_trip_ms))
+
+
+def _sending(sending: Sending) -> tuple[int, int, int]:
+    return sending.request.head.controller_epoch, sending.send_number, sending.correlation_id
 
 
 def topics_of(event: ControllerEvent) -> tuple[str, ...]:
@@ -134,9 +161,9 @@ def summary_of(broker_id: int, request: ControlRequest) -> RequestSummary:
         listed = (ListedPartition(*s.partition, s.leader_and_isr.leader, s.leader_and_isr.leader_epoch) for s in states)
         return RequestSummary("LeaderAndIsr", broker_id, broker_epoch, len(states), first(listed))
     if isinstance(request, UpdateMetadataRequest):
-        told = request.body.partitions
-        listed = (ListedPartition(*s.partition, s.leader, s.leader_epoch) for s in told)
-        return RequestSummary("UpdateMetadata", broker_id, broker_epoch, len(told), first(listed))
+        metadata = request.body.partitions
+        listed = (ListedPartition(*s.partition, s.leader, s.leader_epoch) for s in metadata)
+        return RequestSummary("UpdateMetadata", broker_id, broker_epoch, len(metadata), first(listed))
     stops = request.partitions
     listed = (
         ListedPartition(*s.partition, LEADER_DURING_DELETE if s.delete else NO_LEADER, s.leader_epoch) for s in stops

@@ -75,6 +75,7 @@ async def _ask(
         timeout_ms=config.socket_timeout_ms,
         client_id=f"klamm-controller-{config.broker_id}",
         request_timeout_ms=config.request_timeout_ms,
+        security=config.outgoing.of(config.inter_broker_listener),
     )
     try:
         response = await connection.send(build_request(partitions), VERSION)

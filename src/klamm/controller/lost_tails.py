@@ -5,8 +5,8 @@ lead, it does, and the suspect leaves the ISR: it comes back when it has caught 
 without a leader, its ISR unchanged. Every live replica is asked where its log ends. When all members of the ISR are
 back, or `klamm.unclean.replica.wait.ms` is over, the longest log of the newest epoch leads.
 
-All of this can be found out again after a failover: a registration reports an unclean shutdown until no ISR depends on
-that broker's old log, and a partition that is held has its last ISR in ZooKeeper, and no leader.
+A new controller reconstructs all of this after a failover: a registration reports an unclean shutdown until no ISR
+depends on that broker's old log, and the znode of a held partition contains its last ISR and no leader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from klamm.controller.context import ControllerContext
 from klamm.controller.effects import AskLogEnds, Note, Schedule, Steps
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import LogEndsReceived, UncleanReplicaWaitOver
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import PartitionState
 from klamm.model import TopicPartition
 
@@ -49,8 +49,8 @@ def leave_isrs(ctx: ControllerContext, brokers: Iterable[int]) -> Steps[None]:
     if leaving:
         yield from replica_state_machine.shrink_isr(ctx, leaving)
         others = {tp: tuple(r for r in ctx.topics.assignment(tp).replicas if r not in leaving[tp]) for tp in leaving}
-        tells = [TellLeaderAndIsr(others[tp], tp) for tp in leaving]
-        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+        updates = [LeaderAndIsrUpdate(others[tp], tp) for tp in leaving]
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
         for tp in leaving:
             ctx.suspects.forget(tp)
 

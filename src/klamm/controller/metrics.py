@@ -68,7 +68,7 @@ class ControllerMetrics:
         self._queue_time.update(queue_time_ms)
 
     def reset_queue_time(self) -> None:
-        """Nothing happened for long: percentiles of long ago say nothing."""
+        """Nothing happened for a long time, so the old percentiles no longer mean anything."""
         self._queue_time = self._registry.register(
             _GROUP, "ControllerEventManager", "EventQueueTimeMs", None, Histogram()
         )

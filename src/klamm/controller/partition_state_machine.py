@@ -24,7 +24,7 @@ from klamm.controller.election import (
     elect_preferred,
     initial_leader_and_isr,
 )
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, PartitionState
 from klamm.errors import ErrorCode
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
@@ -43,8 +43,8 @@ def startup(
 ) -> Steps[frozenset[TopicPartition]]:
     """After failover: set the states from ZooKeeper, then try to elect where there is no online leader.
 
-    Leaders of `returned` partitions went and came back unseen: they count as gone, and may be elected again. A leader
-    that is no longer assigned counts as gone as well, if another replica can lead.
+    Leaders of `returned` partitions restarted unnoticed: they count as gone, and may be elected again. A leader that is
+    no longer assigned counts as gone as well, if another replica can lead.
 
     Nothing is sent: the caller sends everything to every broker. Returns the partitions that got their first state.
     """
@@ -56,11 +56,11 @@ def startup(
             may_lead = state.leader in ctx.topics.assignment(tp).replicas or ctx.is_last_leader(tp, state)
             online = may_lead and ctx.has_online_leader(tp) and tp not in returned
             ctx.states.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
-    tells = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
-    return frozenset(tell.partition for tell in tells if tell.is_new)
+    updates = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
+    return frozenset(update.partition for update in updates if update.is_new)
 
 
-def elect_missing_leaders(ctx: ControllerContext, outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:
+def elect_missing_leaders(ctx: ControllerContext, outcome: Outcome) -> Steps[list[LeaderAndIsrUpdate]]:
     """Elect as `trigger_online` does, but send nothing: the caller sends the result with its own changes."""
     return (yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, outcome))
 
@@ -94,24 +94,24 @@ def handle_state_changes(
             ctx.states.put_partition_state(tp, target)
         return outcome
     if legal:
-        tells = yield from _bring_online(ctx, legal, strategy, outcome)
-        if tells:
-            yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+        updates = yield from _bring_online(ctx, legal, strategy, outcome)
+        if updates:
+            yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
     return outcome
 
 
 def _bring_online(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
-) -> Steps[list[TellLeaderAndIsr]]:
+) -> Steps[list[LeaderAndIsrUpdate]]:
     """Decide and write; return the requests, which the caller sends."""
     new = [tp for tp in tps if ctx.states.partition_state(tp) is PartitionState.NEW]
     old = [tp for tp in tps if ctx.states.partition_state(tp) is not PartitionState.NEW]
-    tells = yield from _initialise(ctx, new, outcome)
-    tells += yield from _elect(ctx, old, strategy, outcome)
-    return tells
+    updates = yield from _initialise(ctx, new, outcome)
+    updates += yield from _elect(ctx, old, strategy, outcome)
+    return updates
 
 
-def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outcome) -> Steps[list[TellLeaderAndIsr]]:
+def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outcome) -> Steps[list[LeaderAndIsrUpdate]]:
     """Give new partitions their first leader and ISR from the online replicas."""
     wanted = {}
     for tp in tps:
@@ -123,21 +123,21 @@ def _initialise(ctx: ControllerContext, tps: list[TopicPartition], outcome: Outc
             wanted[tp] = first
     created = yield from store.create_states(ctx, wanted)
     outcome.failed.update({tp: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for tp in wanted if tp not in created})
-    tells, changes = [], []
+    updates, changes = [], []
     for tp, state in created.items():
         changes.append(ctx.states.put_leadership(tp, state, INITIAL))
         ctx.states.put_partition_state(
             tp, PartitionState.ONLINE if ctx.has_online_leader(tp) else PartitionState.OFFLINE
         )
         outcome.elected[tp] = state.leader_and_isr
-        tells.append(TellLeaderAndIsr(state.leader_and_isr.isr, tp, is_new=True))
+        updates.append(LeaderAndIsrUpdate(state.leader_and_isr.isr, tp, is_new=True))
     yield from report_leadership(changes)
-    return tells
+    return updates
 
 
 def _elect(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
-) -> Steps[list[TellLeaderAndIsr]]:
+) -> Steps[list[LeaderAndIsrUpdate]]:
     unclean = yield from _unclean_topics(ctx, tps, strategy)
     elections: dict[TopicPartition, Election] = {}
 
@@ -154,7 +154,7 @@ def _elect(
         unclean = yield from _unclean_topics(ctx, stale, strategy)
         again = yield from store.update_states(ctx, [tp for tp in stale if tp.topic in unclean], decide)
         updated.changed |= again.changed
-    tells, changes = [], []
+    updates, changes = [], []
     for tp in tps:
         state = updated.changed.get(tp)
         if state is None:
@@ -168,9 +168,9 @@ def _elect(
         if elections[tp].unclean:
             ctx.count_unclean_election()
         outcome.elected[tp] = state.leader_and_isr
-        tells.append(TellLeaderAndIsr(elections[tp].recipients, tp))
+        updates.append(LeaderAndIsrUpdate(elections[tp].recipients, tp))
     yield from report_leadership(changes)
-    return tells
+    return updates
 
 
 def _refresh(
@@ -192,7 +192,7 @@ def run_strategy(
     online = ctx.online_replicas(tp)
     suspects = ctx.suspects.of(tp)
     if suspects and len(online) == 1 and state.isr == online and tp not in ctx.suspects.left:
-        suspects = frozenset()  # the last in-sync replica, without another one to compare it to
+        suspects = frozenset()  # the last in-sync replica: there is no other to compare it with
     able = [r for r in online if r not in suspects] if suspects else online
     recovery = ctx.config.inter_broker_protocol.has_leader_recovery_state
     match strategy:

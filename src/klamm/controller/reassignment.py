@@ -14,7 +14,7 @@ from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import Enqueue, Note, Steps, report_leadership
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import ZkPartitionReassignment
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
 from klamm.zk.model import paths
@@ -64,15 +64,15 @@ def _is_in_sync(
 def _begin(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> Steps[None]:
     """Send the new replica lists with new leader epochs; added replicas start to fetch."""
     begun = yield from _bump_leader_epochs(ctx, {tp: ctx.topics.assignment(tp).replicas for tp in tps})
-    tells: list[TellLeaderAndIsr] = []
+    updates: list[LeaderAndIsrUpdate] = []
     fresh: list[PartitionReplica] = []
     for tp in begun:
         new = ctx.topics.assignment(tp)
-        tells.append(TellLeaderAndIsr(tuple(r for r in new.replicas if r not in new.adding_replicas), tp))
-        tells.append(TellLeaderAndIsr(new.adding_replicas, tp, is_new=True))
+        updates.append(LeaderAndIsrUpdate(tuple(r for r in new.replicas if r not in new.adding_replicas), tp))
+        updates.append(LeaderAndIsrUpdate(new.adding_replicas, tp, is_new=True))
         adding = (PartitionReplica(tp, r) for r in new.adding_replicas)
         fresh += (r for r in adding if ctx.states.replica_state(r) is ReplicaState.NON_EXISTENT)
-    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
     yield from replica_state_machine.handle_state_changes(ctx, fresh, ReplicaState.NEW)
     yield from _elect_added(ctx, [tp for tp in begun if ctx.states.partition_state(tp) is PartitionState.OFFLINE])
 
@@ -124,8 +124,8 @@ def _move_leader(
     leader = ctx.states.leadership[tp].leader_and_isr.leader
     if leader in target.replicas and ctx.brokers.is_replica_online(leader, tp):
         if (yield from _bump_leader_epochs(ctx, {tp: replicas})):
-            tells = [TellLeaderAndIsr(target.replicas, tp)]
-            yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+            updates = [LeaderAndIsrUpdate(target.replicas, tp)]
+            yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
         return
     outcome = yield from partition_state_machine.handle_state_changes(
         ctx, [tp], PartitionState.ONLINE, ElectionStrategy.REASSIGN

@@ -13,7 +13,7 @@ from klamm.controller.context import ControllerContext
 from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.effects import Note, Steps, report_leadership
 from klamm.controller.election import remove_from_isr
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr, TellStopReplica
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate, StopReplicaUpdate
 from klamm.controller.states import VALID_PREVIOUS_REPLICA_STATES, ReplicaState
 from klamm.model import NO_LEADER, LeaderAndIsr, ReplicaAssignment, TopicPartition
 
@@ -22,8 +22,8 @@ from klamm.model import NO_LEADER, LeaderAndIsr, ReplicaAssignment, TopicPartiti
 class OfflineReplicas:
     """The requests after replicas went offline: the parts of one batch."""
 
-    leader_and_isr: list[TellLeaderAndIsr] = field(default_factory=list)
-    stop_replica: list[TellStopReplica] = field(default_factory=list)
+    leader_and_isr: list[LeaderAndIsrUpdate] = field(default_factory=list)
+    stop_replica: list[StopReplicaUpdate] = field(default_factory=list)
     update_metadata: list[TopicPartition] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
 
 
 def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
-    """Whether the ISR has a replica that was moved away: no leader notices its lag, and it counts as a copy."""
+    """Whether the ISR has a replica that was moved away: no leader notices its lag, yet it counts as a copy."""
     return not set(ctx.states.leadership[tp].leader_and_isr.isr).issubset(ctx.topics.assignment(tp).replicas)
 
 
@@ -115,25 +115,25 @@ def _legal(
 
 
 def _become_new(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
-    tells = []
+    updates = []
     for replica in replicas:
         state = ctx.states.leadership.get(replica.partition)
         if state is not None and state.leader_and_isr.leader == replica.replica:
             yield Note(f"replica {replica} cannot be NEW: it leads its partition")
             continue
         if state is not None:
-            tells.append(TellLeaderAndIsr((replica.replica,), replica.partition, is_new=True))
+            updates.append(LeaderAndIsrUpdate((replica.replica,), replica.partition, is_new=True))
         ctx.states.put_replica_state(replica, ReplicaState.NEW)
-    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
 
 
 def _become_online(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
-    tells = []
+    updates = []
     for replica in replicas:
         if ctx.states.replica_state(replica) is not ReplicaState.NEW and replica.partition in ctx.states.leadership:
-            tells.append(TellLeaderAndIsr((replica.replica,), replica.partition))
+            updates.append(LeaderAndIsrUpdate((replica.replica,), replica.partition))
         ctx.states.put_replica_state(replica, ReplicaState.ONLINE)
-    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
 
 
 def _become_offline(
@@ -146,15 +146,15 @@ def _become_offline(
     known = [tp for tp in by_partition if tp in ctx.states.leadership]
     unsettled = [tp for tp in known if tp not in elected or _is_any_in_sync(ctx, tp, by_partition[tp])]
     yield from shrink_isr(ctx, {tp: by_partition[tp] for tp in unsettled})
-    tells = []
+    updates = []
     for tp in known:
         if tp in ctx.states.leadership and not ctx.deletions.is_queued(tp.topic):
             others = tuple(r for r in ctx.topics.assignment(tp).replicas if r not in by_partition[tp])
-            tells.append(TellLeaderAndIsr(others, tp))
+            updates.append(LeaderAndIsrUpdate(others, tp))
     for replica in replicas:
         ctx.states.put_replica_state(replica, ReplicaState.OFFLINE)
-    stops = [TellStopReplica(r.replica, r.partition, delete=False) for r in replicas]
-    return OfflineReplicas(tells, stops, list(by_partition))
+    stops = [StopReplicaUpdate(r.replica, r.partition, delete=False) for r in replicas]
+    return OfflineReplicas(updates, stops, list(by_partition))
 
 
 def _is_any_in_sync(ctx: ControllerContext, tp: TopicPartition, replicas: list[int]) -> bool:
@@ -196,7 +196,7 @@ def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]])
 def _start_deletion(ctx: ControllerContext, replicas: list[PartitionReplica]) -> Steps[None]:
     for replica in replicas:
         ctx.states.put_replica_state(replica, ReplicaState.DELETION_STARTED)
-    stops = [TellStopReplica(r.replica, r.partition, delete=True) for r in replicas]
+    stops = [StopReplicaUpdate(r.replica, r.partition, delete=True) for r in replicas]
     yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
 
 

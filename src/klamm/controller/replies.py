@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar, overload
 from uuid import UUID
 
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import ZERO_UUID, LeaderAndIsr, ReplicaAssignment, TopicPartition
+
+LARGE: Final = 1000
+"""Refusals of larger events are made when they are read."""
+R = TypeVar("R")
+
+
+class LazyResults(Sequence[R], Generic[R]):
+    """Results that are made when they are read, so that the refusal of a large event does not hold a loop."""
+
+    __slots__ = ("_items", "_make")
+
+    def __init__(self, items: Sequence[Any], make: Callable[[Any], R]) -> None:
+        self._items = items
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[R]: ...
+    def __getitem__(self, index: int | slice) -> R | Sequence[R]:
+        if isinstance(index, slice):
+            return [self._make(item) for item in self._items[index]]
+        return self._make(self._items[index])
+
+
+def results_of(items: Sequence[Any], make: Callable[[Any], R]) -> Sequence[R]:
+    return tuple(map(make, items)) if len(items) <= LARGE else LazyResults(items, make)
+
+
+def made(results: Sequence[R]) -> Sequence[R]:
+    """The results that take memory: none of those that are made when they are read."""
+    return () if isinstance(results, LazyResults) else results
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -26,7 +62,7 @@ class TopicResult:
 class TopicResults:
     """One result per topic, in the order of the request. `error` is set if the whole request was refused."""
 
-    topics: tuple[TopicResult, ...] = ()
+    topics: Sequence[TopicResult] = ()
     error: ErrorCode = ErrorCode.NONE
 
 
@@ -41,7 +77,7 @@ class PartitionResult:
 class PartitionResults:
     """One outcome per partition of an election or a reassignment."""
 
-    partitions: tuple[PartitionResult, ...] = ()
+    partitions: Sequence[PartitionResult] = ()
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
 

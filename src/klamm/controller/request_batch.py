@@ -33,7 +33,7 @@ MAX_NAMED: Final = 10
 """Partitions that a log line names."""
 
 
-class TellLeaderAndIsr(NamedTuple):
+class LeaderAndIsrUpdate(NamedTuple):
     """These brokers lead or follow the partition according to its cached state."""
 
     brokers: tuple[int, ...]
@@ -42,7 +42,7 @@ class TellLeaderAndIsr(NamedTuple):
 
 
 @lazy_dataclass(frozen=True, slots=True)
-class TellStopReplica:
+class StopReplicaUpdate:
     broker: int
     partition: TopicPartition
     delete: bool
@@ -59,14 +59,14 @@ class ControllerBrokerRequestBatch:
         cls,
         ctx: ControllerContext,
         *,
-        leader_and_isr: Iterable[TellLeaderAndIsr] = (),
-        stop_replica: Iterable[TellStopReplica] = (),
+        leader_and_isr: Iterable[LeaderAndIsrUpdate] = (),
+        stop_replica: Iterable[StopReplicaUpdate] = (),
         update_metadata: Iterable[TopicPartition] | None = None,
         update_metadata_to: Iterable[int] | None = None,
     ) -> ControllerBrokerRequestBatch:
         """`update_metadata`: partitions beyond those of `leader_and_isr`; an empty list sends the live brokers."""
         states = list(leader_and_isr)
-        tps = dict.fromkeys(tell.partition for tell in states)
+        tps = dict.fromkeys(update.partition for update in states)
         tps.update(dict.fromkeys(update_metadata or ()))
         targets = ctx.brokers.ids() if update_metadata_to is None else tuple(sorted(update_metadata_to))
         metadata = _update_metadata_sends(ctx, tps, targets) if tps or update_metadata is not None else ()
@@ -90,16 +90,16 @@ def _topic_ids(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> tuple[t
     return tuple((topic, ctx.topics.ids[topic]) for topic in topics if topic in ctx.topics.ids)
 
 
-def _leader_and_isr_sends(ctx: ControllerContext, tells: list[TellLeaderAndIsr]) -> list[Send]:
+def _leader_and_isr_sends(ctx: ControllerContext, updates: list[LeaderAndIsrUpdate]) -> list[Send]:
     by_broker: dict[int, dict[TopicPartition, bool]] = {}
-    for tell in tells:
-        tp = tell.partition
+    for update in updates:
+        tp = update.partition
         if tp not in ctx.states.leadership:
             continue
-        for broker in tell.brokers:
+        for broker in update.brokers:
             if broker in ctx.brokers.live_or_shutting_down:
                 wanted = by_broker.setdefault(broker, {})
-                wanted[tp] = tell.is_new or wanted.get(tp, False)
+                wanted[tp] = update.is_new or wanted.get(tp, False)
     shared: dict[bool, dict[TopicPartition, LeaderAndIsrPartition]] = {False: {}, True: {}}
     encoded: EncodedStates = {}
     sends = []
@@ -172,12 +172,12 @@ def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> Up
     )
 
 
-def _stop_replica_sends(ctx: ControllerContext, tells: Iterable[TellStopReplica]) -> list[Send]:
+def _stop_replica_sends(ctx: ControllerContext, updates: Iterable[StopReplicaUpdate]) -> list[Send]:
     by_broker: dict[int, dict[TopicPartition, bool]] = {}
-    for tell in tells:
-        if tell.broker in ctx.brokers.live_or_shutting_down:
-            wanted = by_broker.setdefault(tell.broker, {})
-            wanted[tell.partition] = wanted.get(tell.partition, False) or tell.delete
+    for update in updates:
+        if update.broker in ctx.brokers.live_or_shutting_down:
+            wanted = by_broker.setdefault(update.broker, {})
+            wanted[update.partition] = wanted.get(update.partition, False) or update.delete
     return [
         Send(broker, request)
         for broker in sorted(by_broker)

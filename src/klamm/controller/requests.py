@@ -76,7 +76,9 @@ class UpdateMetadataBody:
     partitions: tuple[UpdateMetadataPartition, ...]
     topic_ids: tuple[tuple[str, UUID], ...]
     live_brokers: tuple[BrokerEndPoints, ...]
-    encoded: dict[tuple[int, int, int], bytes] = field(default_factory=dict, compare=False, repr=False, hash=False)
+    encoded: dict[tuple[int, int, int], tuple[bytes, bytes]] = field(
+        default_factory=dict, compare=False, repr=False, hash=False
+    )
     cut: dict[int, tuple[UpdateMetadataBody, ...]] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
     def slices(self, limit: int) -> tuple[UpdateMetadataBody, ...]:

@@ -29,8 +29,8 @@ def response_event(broker_id: int, request: ControlRequest, response: ControlRes
     """
     if isinstance(request, LeaderAndIsrRequest):
         asked = {state.partition: state.leader_and_isr.leader_epoch for state in request.partitions}
-        told = tuple([asked.get(tp, NO_EPOCH) for tp, _ in response.partition_errors])
-        return LeaderAndIsrResponseReceived(broker_id, request.head, response.error, response.partition_errors, told)
+        epochs = tuple([asked.get(tp, NO_EPOCH) for tp, _ in response.partition_errors])
+        return LeaderAndIsrResponseReceived(broker_id, request.head, response.error, response.partition_errors, epochs)
     if isinstance(request, UpdateMetadataRequest):
         return UpdateMetadataResponseReceived(broker_id, request.head, response.error)
     errors = dict(response.partition_errors)

@@ -2,13 +2,14 @@
 
 The final state of a broker depends only on the order of the requests per partition, so waiting requests are merged:
 
-- UpdateMetadata: one at most waits. The last state of a partition and the last list of live brokers win. It touches the
-metadata cache only and may pass a StopReplica. If a topic's name returns while the end of its predecessor waits to be
-sent, the end goes into a request of its own before it; of several ends of a name the first is sent. - LeaderAndIsr: the
-last state of a partition wins (leader epochs only grow), `is_new` sticks. If it was queued after a waiting
-UpdateMetadata, it is sent after it: the broker must know the leaders that it names. - StopReplica is a barrier for its
-partitions: earlier requests stay before it, later ones behind. One that deletes supersedes all that waits for its
-partition; one that only stops is superseded by the next state.
+- UpdateMetadata: at most one waits. The last state of a partition and the last list of live brokers win. It concerns
+  the metadata cache only and may overtake a StopReplica. If a topic is created again while the deletion of its
+  predecessor is queued, the deletion is sent first, in a request of its own. If several deletions of one name are
+  queued, the first is sent.
+- LeaderAndIsr: the last state of a partition wins, because leader epochs only grow; `is_new` stays set. If it was
+  queued after a waiting UpdateMetadata, it is sent after it: the broker must know the leaders that it names.
+- StopReplica is a barrier for its partitions: earlier requests stay before it, later ones after it. A deletion
+  supersedes everything that waits for its partition; a mere stop is superseded by the next state.
 
 A request of very many partitions is sent in slices, so that the broker serves its clients between them. All slices of
 a request are sent before anything else.
@@ -180,7 +181,7 @@ class RequestQueue:
         self._update = (number, enqueue_s, UpdateMetadataRequest(request.head, body))
 
     def _split_ends(self, request: UpdateMetadataRequest) -> None:
-        """Send the waiting ends of topics that `request` brings back before it, in a request of their own."""
+        """Send the queued deletions of topics that `request` creates again before it, in a request of their own."""
         assert self._update is not None
         number, enqueue_s, waiting = self._update
         ended = [state for state in waiting.body.partitions if state.leader == LEADER_DURING_DELETE]

@@ -9,7 +9,7 @@ from klamm.controller.effects import Note, Reply, Steps
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import ControlledShutdown
 from klamm.controller.replies import ControlledShutdownResult
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellStopReplica
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, StopReplicaUpdate
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH, TopicPartition
@@ -28,7 +28,7 @@ def on_controlled_shutdown(ctx: ControllerContext, event: ControlledShutdown) ->
     yield from partition_state_machine.handle_state_changes(
         ctx, led, PartitionState.ONLINE, ElectionStrategy.CONTROLLED_SHUTDOWN
     )
-    stops = [TellStopReplica(broker, tp, delete=False) for tp in followed]
+    stops = [StopReplicaUpdate(broker, tp, delete=False) for tp in followed]
     yield from ControllerBrokerRequestBatch.build(ctx, stop_replica=stops).send()
     replicas = [PartitionReplica(tp, broker) for tp in followed]
     yield from replica_state_machine.handle_state_changes(ctx, replicas, ReplicaState.OFFLINE)

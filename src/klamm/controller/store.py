@@ -209,7 +209,7 @@ def _is_ours(ctx: ControllerContext, found: LeaderIsrAndControllerEpoch, meant: 
 def _write_states(
     ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr], chunk: int, updated: Updated
 ) -> Steps[None]:
-    """Write in transactions of `chunk`; returns what was refused by failed ones or ones with a lost answer."""
+    """Write in transactions of `chunk` states. The caller reads states again if their transaction failed."""
     ops = {
         tp: SetData(paths.partition_state_path(*tp), _encode(ctx, state), state.partition_epoch)
         for tp, state in wanted.items()

@@ -43,7 +43,8 @@ class Suspects:
     left: dict[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
     """Replicas that this controller removed from an ISR, until the leader of the new epoch has answered.
 
-    Before that nothing can have been committed without them: the leader may be gone as well, and its session not yet.
+    Before that nothing can have been committed without them: the leader may have died too, although its session still
+    lives.
     """
 
     def on_isr(self, tp: TopicPartition, before: tuple[int, ...], after: tuple[int, ...]) -> None:
@@ -61,11 +62,11 @@ class Suspects:
         self.held[tp] = Hold(deadline_s)
 
     def keep_held(self, waiting: Container[TopicPartition]) -> None:
-        """Release the partitions that do not wait any longer."""
+        """Release the partitions that no longer wait."""
         self.held = {tp: hold for tp, hold in self.held.items() if tp in waiting}
 
     def trust(self, broker: int) -> None:
-        """No ISR depends on the old log of this broker any longer."""
+        """No ISR depends on the old log of this broker."""
         self.unclean.pop(broker, None)
         self.partitions.pop(broker, None)
 

@@ -17,7 +17,7 @@ from klamm.controller.effects import Enqueue, Reply, Steps, report_leadership
 from klamm.controller.election import INITIAL, initial_leader_and_isr
 from klamm.controller.events import CreatableTopic, CreateTopics, PartitionModifications
 from klamm.controller.replies import TopicResult, TopicResults
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, TellLeaderAndIsr
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import MAX_BYTES, MAX_OPS, fenced, read, state_creation_ops, state_size
 from klamm.controller.topic_validation import (
@@ -237,7 +237,7 @@ def _resolve(plan: _Plan, failed: MultiFailed) -> Steps[Refused | None]:
 
 def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
     """Add created topics to the context, send them in one batch, and watch for changes by others."""
-    tells, unfinished, changes = [], [], []
+    updates, unfinished, changes = [], [], []
     for plan in plans:
         ctx.topics.put(plan.name, plan.znode.topic_id or ZERO_UUID)
         for partition, assignment in plan.znode.assignment.items():
@@ -251,10 +251,10 @@ def _adopt(ctx: ControllerContext, plans: Sequence[_Plan]) -> Steps[None]:
             ctx.states.put_partition_state(tp, PartitionState.ONLINE)
             for replica in assignment.replicas:
                 ctx.states.put_replica_state(PartitionReplica(tp, replica), ReplicaState.ONLINE)
-            tells.append(TellLeaderAndIsr(state.isr, tp, is_new=True))
+            updates.append(LeaderAndIsrUpdate(state.isr, tp, is_new=True))
     yield from report_leadership(changes)
-    if tells:
-        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=tells).send()
+    if updates:
+        yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
     yield from on_new_partition_creation(ctx, unfinished)
     stored = yield from topic_store.read_topics((plan.name for plan in plans), watch=True)
     for plan in plans:

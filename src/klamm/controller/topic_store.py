@@ -72,8 +72,8 @@ def rewrite_topic(
 ) -> Steps[TopicZnode | None]:
     """Compare and swap a topic znode; unknown keys and the id stay. Returns None if the topic is gone.
 
-    `change` may be called more than once, and must give the same when applied to its own result. If ZooKeeper refuses
-    the write, the current content is returned.
+    `change` may be called more than once and must be idempotent. If ZooKeeper refuses the write, the current content is
+    returned.
     """
     while True:
         stored = (yield from read_topics([topic])).get(topic)

@@ -57,8 +57,8 @@ def on_new_partition_creation(ctx: ControllerContext, tps: Iterable[TopicPartiti
 def on_topic_change(ctx: ControllerContext) -> Steps[None]:
     """Handle topics whose znodes appeared or disappeared. The latter are dropped: another party deleted them.
 
-    Usually these are the controller's own changes. Listing very many topics costs ZooKeeper and this process some
-    time, so the next list waits a little: until then there is no watch, and no further notification.
+    Usually these are the controller's own changes. Listing very many topics takes ZooKeeper and this process some time,
+    so the next listing is delayed. Until then there is no watch and therefore no further notification.
     """
     now_s = ctx.clock.monotonic()
     if now_s < ctx.topics.next_list_s:

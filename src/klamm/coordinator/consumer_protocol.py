@@ -16,7 +16,7 @@ MAX_TOPICS: Final = 100_000
 
 
 class Subscriptions:
-    """The subscriptions of one generation. They are read when their topics are first needed: few groups ever are."""
+    """The subscriptions of one generation. They are parsed when their topics are first needed, which is rare."""
 
     __slots__ = ("_is_read", "_raw", "_topics")
 

@@ -10,9 +10,9 @@ from klamm.model import TopicPartition
 def expired_offsets(group: GroupMetadata, retention_ms: int, *, timestamp_ms: int, now_ms: int) -> list[TopicPartition]:
     """Return offsets past their retention.
 
-    It counts, for a group that lost its members, from the time it became empty; for a stable consumer group, and only
-    for topics it no longer subscribes to, from the commit; for a group that never had members, from the commit. An
-    offset committed with its own expiry (OffsetCommit v2 to v4) uses that.
+    The retention begins when a group becomes empty. It begins with the commit if the group never had members, and for
+    topics to which a stable consumer group no longer subscribes. An offset with its own expiry time (OffsetCommit v2 to
+    v4) uses that.
     """
     if group.state is GroupState.EMPTY and group.protocol_type is not None:
         since_ms = group.state_since_ms

@@ -16,8 +16,9 @@ from klamm.coordinator.membership import MemberIdentity, MemberResponse, SyncGro
 from klamm.coordinator.memory import MEMBER_COST, protocols_bytes
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
-from klamm.coordinator.offsets import OFFSETS_PER_SLICE
+from klamm.coordinator.offsets_log import TransactionalProducer
 from klamm.coordinator.scheduler import Scheduler
+from klamm.coordinator.transactional_offsets import OFFSETS_PER_SLICE
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
@@ -196,7 +197,7 @@ class GroupCoordinator:
         generation_id: int,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> Generator[None, None, Deferred[dict[TopicPartition, ErrorCode]]]:
-        """Check `offsets` in slices, then commit them all at once, in the generation that the group has by then."""
+        """Check `offsets` in slices, then commit all of them in one step, in the generation that the group has then."""
         member = MemberIdentity(member_id, group_instance_id)
         group = self._commit_target(group_id, member, generation_id)
         if isinstance(group, ErrorCode):
@@ -210,7 +211,7 @@ class GroupCoordinator:
         return self._manager.commit(group, checked)
 
     def _commit_target(self, group_id: str, member: MemberIdentity, generation_id: int) -> GroupMetadata | ErrorCode:
-        """The group, made if need be, if the member may commit its offsets now."""
+        """Return the group, created if necessary, if the member may commit its offsets now; otherwise the error."""
         error = self._status(group_id, allow_empty=True)
         if error is not ErrorCode.NONE:
             return error
@@ -220,6 +221,35 @@ class GroupCoordinator:
         group = group or self._manager.get_or_add(group_id)
         error = membership.validate_offset_commit(group, member.member_id, member.group_instance_id, generation_id)
         return group if error is ErrorCode.NONE else error
+
+    def commit_offsets_in_transaction(
+        self,
+        group_id: str,
+        member: MemberIdentity,
+        generation_id: int,
+        producer: TransactionalProducer,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> Generator[None, None, Deferred[dict[TopicPartition, ErrorCode]]]:
+        """Write `offsets` as part of the producer's transaction: they count when it is committed.
+
+        The transaction is verified first. Then member and generation are checked, with the group as it is by then.
+        """
+        error = self._status(group_id)
+        if error is not ErrorCode.NONE:
+            return Deferred.of(dict.fromkeys(offsets, error))
+        checked = yield from self._manager.check_offsets(offsets)
+
+        def admit() -> GroupMetadata | ErrorCode:
+            error = self._status(group_id)
+            if error is not ErrorCode.NONE:
+                return error
+            group = self._manager.get(group_id) or GroupMetadata(group_id, self._manager.partition_for(group_id))
+            error = membership.validate_transactional_offset_commit(
+                group, member.member_id, member.group_instance_id, generation_id
+            )
+            return self._manager.get_or_add(group_id) if error is ErrorCode.NONE else error
+
+        return self._manager.commit_in_transaction(group_id, checked, producer, admit)
 
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False
@@ -289,6 +319,11 @@ class GroupCoordinator:
             if not wanted or group.state.value.lower() in wanted
         ]
 
+    def member_ids(self, group_id: str) -> frozenset[str]:
+        """Return the members of a group; none if the group is not known here."""
+        group = self._manager.get(group_id)
+        return frozenset() if group is None else frozenset(group.members)
+
     def describe_group(self, group_id: str) -> tuple[ErrorCode, GroupSummary]:
         """An unknown group is described as Dead; metadata and assignments are shown in the Stable state only."""
         error = self._status(group_id, allow_empty=True)
@@ -338,9 +373,12 @@ class GroupCoordinator:
         if partitions:
             self._scheduler.spawn(self._manager.remove_deleted_partitions(partitions))
 
-    def on_transaction_completed(self, producer_id: int, partitions: Iterable[int], *, commit: bool) -> None:
-        """A transaction's marker was written to these offsets partitions."""
-        self._manager.complete_transaction(producer_id, partitions, commit=commit)
+    def on_transaction_completed(self, producer_id: int, markers: Mapping[int, int], *, commit: bool) -> Deferred[None]:
+        """A transaction's marker is in these offsets partitions, each at the given offset of its log.
+
+        Done when the offsets of the transaction are committed or dropped.
+        """
+        return self._manager.complete_transaction(producer_id, markers, commit=commit)
 
     def _status(self, group_id: str, *, allow_empty: bool = False) -> ErrorCode:
         """Return why the request cannot be served here. The empty group id is allowed where old consumers used it."""

@@ -2,7 +2,7 @@
 
 Owner: the `GroupMetadataManager` of the broker that leads the group's offsets partition. Times are milliseconds of a
 clock that never goes back. Timers are values: a rule that sets one calls `wake_by`, and the owner of the clock calls
-`rebalance.advance` no later than `wake_ms`. Most moves of a deadline are to a later time and cost nothing.
+`rebalance.advance` no later than `wake_ms`. Most deadlines move to a later time, which costs nothing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GroupMetadata:
         return len(self.members) == self.awaiting_join_count and not self.pending_members
 
     def supports_protocols(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Whether a member of this type with these protocols leaves the group one that all members support."""
+        """Whether all members would still have a protocol in common with a member of this type and these protocols."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
         size = len(self.members)
@@ -199,7 +199,9 @@ class GroupMetadata:
     # Generations
 
     def select_protocol(self) -> str:
-        """Each member votes for the first of its protocols that all support; of equal counts the first vote wins."""
+        """Each member votes for its first protocol that all members support. On a tie, the protocol with the earlier
+        vote wins.
+        """
         size = len(self.members)
         candidates = {name for name, count in self.supported_protocols.items() if count == size}
         votes = Counter(member.vote(candidates) for member in self.members.values())
@@ -226,7 +228,7 @@ class GroupMetadata:
 
     @property
     def subscribed_topics(self) -> frozenset[str] | None:
-        """Known only for consumers: no topics if there is no member, None if it must be taken for every topic."""
+        """The subscribed topics of a consumer group: none without members, None if every topic counts as subscribed."""
         return None if self.subscriptions is None else self.subscriptions.topics
 
     def join_result(self, member_id: str, *, members: bool, skip_assignment: bool = False) -> JoinGroupResult:

@@ -7,33 +7,32 @@ the two, so that a late notification does not undo a newer one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from klamm.clock import Clock
 from klamm.coordinator import rebalance
 from klamm.coordinator.config import GroupConfig
-from klamm.coordinator.deferred import Deferred
+from klamm.coordinator.deferred import Deferred, all_of
 from klamm.coordinator.effects import Answer, Store
 from klamm.coordinator.expiry import expired_offsets
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
-from klamm.coordinator.group_writer import CheckedOffsets, GroupWriter
+from klamm.coordinator.group_writer import CheckedOffsets, GroupWriter, Target
 from klamm.coordinator.memory import Budget, members_bytes
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offsets_loader import OffsetsLoader
-from klamm.coordinator.offsets_log import OffsetsLog
+from klamm.coordinator.offsets_log import GIVEN_UP, GroupLog, TransactionalProducer
 from klamm.coordinator.ordered_appends import OrderedAppends
+from klamm.coordinator.partition_reading import read_partition
 from klamm.coordinator.partitioning import partition_for
 from klamm.coordinator.scheduler import Scheduler, Wakeups
-from klamm.errors import ErrorCode, ProtocolError
-from klamm.model import TopicPartition
-from klamm.protocol.record_batch import batches
+from klamm.coordinator.transactional_offsets import Marker
+from klamm.errors import ErrorCode
+from klamm.model import GROUP_METADATA_TOPIC, ConnectionOrder, TopicPartition
 
 _log = logging.getLogger("klamm.coordinator")
 
-LOAD_SLICE_BYTES: Final = 256 * 1024
-"""Records of a log that are read and applied before other work runs."""
 GROUPS_PER_SLICE: Final = 200
 
 
@@ -42,20 +41,24 @@ class OffsetsPartition:
     """One partition of `__consumer_offsets` that this broker leads."""
 
     index: int
+    last_before_election: ConnectionOrder = 0
+    """The youngest connection that this broker had accepted when it became the leader."""
     is_loading: bool = True
     groups: dict[str, GroupMetadata] = field(default_factory=dict)
     open_transactions: dict[int, dict[str, None]] = field(default_factory=dict)
+    """By producer id: the groups that have offsets of its open transaction."""
 
 
 class GroupMetadataManager:
     def __init__(
         self,
-        log: OffsetsLog,
+        log: GroupLog,
         clock: Clock,
         config: GroupConfig,
         scheduler: Scheduler,
         metrics: GroupMetrics,
         known_partition_count: Callable[[], int | None],
+        last_connection: Callable[[], ConnectionOrder] = lambda: 0,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -63,15 +66,15 @@ class GroupMetadataManager:
         self._scheduler = scheduler
         self._metrics = metrics
         self._known_partition_count = known_partition_count
+        self._last_connection = last_connection
         self.members_budget = Budget(config.members_max_bytes, lambda: sum(map(members_bytes, self.groups())))
         metadata_budget = Budget(
             config.offset_metadata_total_bytes, lambda: sum(group.offsets.metadata_bytes for group in self.groups())
         )
         self._wakeups = Wakeups()
         self._partitions: dict[int, OffsetsPartition] = {}
-        self._writer = GroupWriter(
-            OrderedAppends(log, self._partitions.get), clock, config, metadata_budget, scheduler.spawn
-        )
+        order = OrderedAppends(log, self._partitions.get)
+        self._writer = GroupWriter(log, order, clock, config, metadata_budget, scheduler.spawn)
         self.check_offsets = self._writer.check_offsets
         self._epochs: dict[int, int] = {}
         metrics.register(self.groups)
@@ -152,6 +155,43 @@ class GroupMetadataManager:
         self._metrics.offset_commits.mark(len(offsets.accepted) + len(offsets.refused))
         return self._writer.commit(group, offsets)
 
+    def commit_in_transaction(
+        self,
+        group_id: str,
+        offsets: CheckedOffsets,
+        producer: TransactionalProducer,
+        admit: Callable[[], GroupMetadata | ErrorCode],
+    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        """`admit` returns the group that accepts the offsets; it is called after the transaction was verified."""
+        self._metrics.offset_commits.mark(len(offsets.accepted) + len(offsets.refused))
+        index = self.partition_for(group_id)
+
+        def open_transaction() -> GroupMetadata | ErrorCode:
+            group = admit()
+            if isinstance(group, ErrorCode):
+                return group
+            partition = self._partitions[index]
+            if producer.is_older_than(partition.last_before_election):
+                return GIVEN_UP
+            partition.open_transactions.setdefault(producer.producer_id, {})[group_id] = None
+            return group
+
+        committed = self._writer.commit_in_transaction(Target(group_id, index), offsets, producer, open_transaction)
+        committed.then(lambda _: self._forget_ended(index, producer.producer_id, group_id))
+        return committed
+
+    def _forget_ended(self, index: int, producer_id: int, group_id: str) -> None:
+        """The group no longer waits for the producer if none of its offsets is pending."""
+        partition = self._partitions.get(index)
+        groups = None if partition is None else partition.open_transactions.get(producer_id)
+        if partition is None or groups is None:
+            return
+        group = partition.groups.get(group_id)
+        if group is None or not group.offsets.transactional.has(producer_id):
+            groups.pop(group_id, None)
+            if not groups:
+                del partition.open_transactions[producer_id]
+
     def delete_offsets(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> Deferred[ErrorCode]:
         """An empty group that loses its last offset is deleted too, once the tombstones are written."""
         result: Deferred[ErrorCode] = Deferred()
@@ -182,7 +222,7 @@ class GroupMetadataManager:
                 group.state, group.state_since_ms = GroupState.EMPTY, since_ms
             return error
 
-        return self._writer.delete(group, list(_all_partitions(group)), with_group=True).map(on_deleted)
+        return self._writer.delete(group, list(group.offsets.partitions()), with_group=True).map(on_deleted)
 
     def expire_offsets(self) -> Iterator[None]:
         """The cleaning pass: expired offsets, and empty groups without offsets, in slices."""
@@ -220,15 +260,34 @@ class GroupMetadataManager:
                 yield
         yield
 
-    def complete_transaction(self, producer_id: int, partitions: Iterable[int], *, commit: bool) -> None:
-        """A transaction's marker was written: its offsets are committed or dropped."""
-        for index in partitions:
+    def complete_transaction(self, producer_id: int, markers: Mapping[int, int], *, commit: bool) -> Deferred[None]:
+        """Markers were written: partition by partition, the offsets before the marker are committed or dropped.
+
+        Done when all of them are: then the producer may send the offsets of its next transaction.
+        """
+        ended: list[Deferred[None]] = []
+        for index, offset in markers.items():
             partition = self._partitions.get(index)
-            if partition is None:
-                continue
-            for group_id in partition.open_transactions.pop(producer_id, ()):
-                if (group := partition.groups.get(group_id)) is not None:
-                    group.offsets.complete_transaction(producer_id, commit=commit)
+            if partition is None or partition.is_loading:
+                continue  # The marker is in the log: whoever loads the partition reads it.
+            for group_id in list(partition.open_transactions.get(producer_id, ())):
+                ended.append(Deferred())
+                marker = Marker(offset, commit)
+                self._writer.run(self._end_transaction(partition, group_id, producer_id, marker, ended[-1]))
+        return all_of(ended).map(lambda _: None)
+
+    def _end_transaction(
+        self, partition: OffsetsPartition, group_id: str, producer_id: int, marker: Marker, ended: Deferred[None]
+    ) -> Iterator[None]:
+        try:
+            if (group := partition.groups.get(group_id)) is not None:
+                yield from group.offsets.end_transaction(producer_id, marker)
+        except GeneratorExit:  # The broker stops: whoever loads the partition reads the marker.
+            ended.complete(None)
+            raise
+        if self._partitions.get(partition.index) is partition:
+            self._forget_ended(partition.index, producer_id, group_id)
+        ended.complete(None)
 
     # --- leadership ----------------------------------------------------------------------------------------------
 
@@ -238,7 +297,7 @@ class GroupMetadataManager:
             return
         self._epochs[index] = leader_epoch
         if index not in self._partitions:
-            partition = self._partitions[index] = OffsetsPartition(index)
+            partition = self._partitions[index] = OffsetsPartition(index, self._last_connection())
             self._scheduler.spawn(self._load(partition))
 
     def on_resignation(self, index: int, leader_epoch: int | None) -> None:
@@ -263,7 +322,10 @@ class GroupMetadataManager:
         started = self._clock.monotonic()
         loader = OffsetsLoader(partition.index)
         yield
-        for error in self._read(partition.index, loader):
+        read = read_partition(
+            self._log, GROUP_METADATA_TOPIC, partition.index, loader.add, self._config.offsets_load_buffer_size
+        )
+        for error in read:
             if self._partitions.get(partition.index) is not partition:
                 return
             if error is not ErrorCode.NONE:
@@ -280,49 +342,12 @@ class GroupMetadataManager:
             self.perform(group)
         self._metrics.on_loaded((self._clock.monotonic() - started) * 1000)
 
-    def _read(self, index: int, loader: OffsetsLoader) -> Iterator[ErrorCode]:
-        """Feed the whole log to `loader`; yields after each slice, finally an error if there is one."""
-        bounds = self._log.bounds(index)
-        if isinstance(bounds, ErrorCode):
-            yield bounds
-            return
-        offset, end_offset = bounds
-        max_bytes = min(LOAD_SLICE_BYTES, self._config.offsets_load_buffer_size)
-        while offset < end_offset:
-            data = self._log.read(index, offset, max_bytes)
-            if isinstance(data, ErrorCode):
-                yield data
-                return
-            if not data:  # compaction left nothing up to the end
-                return
-            next_offset = offset
-            try:
-                for batch in batches(data):
-                    loader.add(batch)
-                    next_offset = batch.next_offset
-            except ProtocolError:
-                _log.exception("__consumer_offsets-%d is not a log from offset %d on", index, next_offset)
-                next_offset = offset
-            if next_offset == offset:
-                yield ErrorCode.CORRUPT_MESSAGE
-                return
-            offset = next_offset
-            yield ErrorCode.NONE
-
 
 def _is_quiet(group: GroupMetadata) -> bool:
-    """Whether the group has no members, and no commit or join under way."""
-    pending = group.offsets.pending or group.offsets.pending_transactional or group.pending_members
+    """Whether the group has no members, and no commit, transaction or join under way."""
+    pending = group.offsets.pending or group.offsets.transactional or group.pending_members
     return group.state is GroupState.EMPTY and not pending
 
 
 def _is_abandoned(group: GroupMetadata) -> bool:
     return _is_quiet(group) and not group.offsets.committed
-
-
-def _all_partitions(group: GroupMetadata) -> dict[TopicPartition, None]:
-    offsets = group.offsets
-    partitions = dict.fromkeys((*offsets.committed, *offsets.pending))
-    for pending in offsets.pending_transactional.values():
-        partitions.update(dict.fromkeys(pending))
-    return partitions

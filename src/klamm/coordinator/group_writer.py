@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.clock import Clock
 from klamm.coordinator.config import GroupConfig
@@ -22,9 +22,16 @@ from klamm.coordinator.offset_records import (
     encode_offset_key,
     encode_offset_value,
 )
-from klamm.coordinator.offsets import OFFSETS_PER_SLICE
-from klamm.coordinator.offsets_log import Appended, group_store_error, offset_commit_error
-from klamm.coordinator.ordered_appends import OrderedAppends
+from klamm.coordinator.offsets_log import (
+    Appended,
+    GroupLog,
+    TransactionalProducer,
+    group_store_error,
+    offset_commit_error,
+    transactional_commit_error,
+)
+from klamm.coordinator.ordered_appends import OrderedAppends, Send
+from klamm.coordinator.transactional_offsets import OFFSETS_PER_SLICE, TransactionalAppend
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
@@ -48,12 +55,20 @@ class CheckedOffsets:
     metadata_bytes: int
 
 
+class Target(NamedTuple):
+    """A group by name: a TxnOffsetCommit may create it, but only after its transaction was verified."""
+
+    group_id: str
+    partition: int
+
+
 class GroupWriter:
     """`spawn` runs a job in steps, with other work between them."""
 
     def __init__(
         self,
-        log: OrderedAppends,
+        log: GroupLog,
+        order: OrderedAppends,
         clock: Clock,
         config: GroupConfig,
         metadata_budget: Budget,
@@ -62,6 +77,7 @@ class GroupWriter:
         self._metadata_budget = metadata_budget
         self._spawn = spawn
         self._log = log
+        self._order = order
         self._clock = clock
         self._config = config
 
@@ -143,11 +159,54 @@ class GroupWriter:
         cost = offsets.metadata_bytes + ENTRY_COST * len(accepted)
         build = partial(_offsets_batch, group.group_id, accepted, self._clock.now_ms(), self._codec)
         batch = build() if cost <= INLINE_BYTES else None
-        group.offsets.prepare(accepted)  # last: what could not be encoded must not stay pending
-        self._append(group, build if batch is None else batch).then(lambda appended: self._run(finish(appended)))
+        group.offsets.prepare(accepted)  # last: offsets that cannot be encoded must not stay pending
+        self._append(group, build if batch is None else batch).then(lambda appended: self.run(finish(appended)))
         return committed
 
-    def _run(self, job: Iterator[None]) -> None:
+    def commit_in_transaction(
+        self,
+        target: Target,
+        offsets: CheckedOffsets,
+        producer: TransactionalProducer,
+        admit: Callable[[], GroupMetadata | ErrorCode],
+    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        """Write the accepted offsets as one transactional batch; they wait for the end of the producer's transaction.
+
+        `admit` returns the group if it accepts them, after the transaction was verified and directly before the append.
+        """
+        accepted = offsets.accepted
+        if not accepted:
+            return Deferred.of(dict(offsets.refused))
+        committed: Deferred[dict[TopicPartition, ErrorCode]] = Deferred()
+        begun: list[tuple[GroupMetadata, TransactionalAppend]] = []
+
+        def begin() -> ErrorCode:
+            group = admit()
+            if isinstance(group, ErrorCode):
+                return group
+            begun.append((group, group.offsets.transactional.begin(producer.producer_id, accepted)))
+            return ErrorCode.NONE
+
+        def finish(appended: Appended) -> Iterator[None]:
+            # With an error and an offset, the batch is in the log nevertheless, so it waits for its marker.
+            appended_offset = appended.base_offset if appended.base_offset >= 0 else None
+            for group, append in begun:
+                yield from group.offsets.finish_append(append, appended_offset)
+            errors = dict.fromkeys(accepted, transactional_commit_error(appended.error))
+            errors.update(offsets.refused)
+            committed.complete(errors)
+
+        def send(batch: bytes) -> Deferred[Appended]:
+            timeout_ms = self._config.offsets_commit_timeout_ms
+            return self._log.append_transactional(target.partition, batch, timeout_ms, producer, begin)
+
+        cost = offsets.metadata_bytes + ENTRY_COST * len(accepted)
+        build = partial(_offsets_batch, target.group_id, accepted, self._clock.now_ms(), self._codec, producer)
+        batch = build() if cost <= INLINE_BYTES else build
+        self._send(target.partition, batch, send).then(lambda appended: self.run(finish(appended)))
+        return committed
+
+    def run(self, job: Iterator[None]) -> None:
         """Run the first step at once: most jobs have no other."""
         for _ in job:
             self._spawn(job)
@@ -198,9 +257,12 @@ class GroupWriter:
 
     def _append(self, group: GroupMetadata, batch: bytes | Callable[[], bytes]) -> Deferred[Appended]:
         timeout_ms = self._config.offsets_commit_timeout_ms
+        return self._send(group.partition, batch, lambda built: self._log.append(group.partition, built, timeout_ms))
+
+    def _send(self, partition: int, batch: bytes | Callable[[], bytes], send: Send) -> Deferred[Appended]:
         if isinstance(batch, bytes):
-            return self._log.append(group.partition, batch, timeout_ms)
-        return self._log.build_and_append(group.partition, batch, timeout_ms)
+            return self._order.append(partition, batch, send)
+        return self._order.build_and_append(partition, batch, send)
 
 
 def _group_batch(group_id: str, value: GroupMetadataValue, timestamp_ms: int, codec: int) -> bytes:
@@ -209,13 +271,26 @@ def _group_batch(group_id: str, value: GroupMetadataValue, timestamp_ms: int, co
 
 
 def _offsets_batch(
-    group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timestamp_ms: int, codec: int
+    group_id: str,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    timestamp_ms: int,
+    codec: int,
+    producer: TransactionalProducer | None = None,
 ) -> bytes:
     records = [
         Record(timestamp=timestamp_ms, key=encode_offset_key(group_id, tp), value=encode_offset_value(value))
         for tp, value in offsets.items()
     ]
-    return build_batch(records, compression=codec)
+    if producer is None:
+        return build_batch(records, compression=codec)
+    return build_batch(
+        records,
+        compression=codec,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
+    )
 
 
 def _tombstones(

@@ -128,7 +128,7 @@ def _replace_static_member(
     config: GroupConfig,
     now_ms: int,
 ) -> None:
-    """A static member restarted: to a stable group that is a record to write, unless the protocol changes."""
+    """A static member restarted. A stable group only writes a record, unless the protocol changes."""
     old_leader_id = group.leader_id
     old_member_id = group.static_members[instance_id]
     member = group.replace_static_member(instance_id, old_member_id, new_member_id)

@@ -126,9 +126,29 @@ def validate_offset_commit(
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     if generation_id < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.NONE
-    if generation_id < 0 and member_id == UNKNOWN_MEMBER_ID and group_instance_id is None:
+    if _is_anonymous(member_id, group_instance_id, generation_id):
         return ErrorCode.UNKNOWN_MEMBER_ID
     error = validate_member_and_generation(group, member_id, group_instance_id, generation_id)
     if error is ErrorCode.NONE and group.state is GroupState.COMPLETING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS
     return error
+
+
+def validate_transactional_offset_commit(
+    group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int
+) -> ErrorCode:
+    """A producer that names a member is fenced like that member (KIP-447), in any state of the group.
+
+    A producer that names none is accepted: versions 0 to 2 cannot, and its transactional id fences it.
+    """
+    if group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if generation_id < 0 and group.state is GroupState.EMPTY:
+        return ErrorCode.NONE
+    if _is_anonymous(member_id, group_instance_id, generation_id):
+        return ErrorCode.NONE
+    return validate_member_and_generation(group, member_id, group_instance_id, generation_id)
+
+
+def _is_anonymous(member_id: str, group_instance_id: str | None, generation_id: int) -> bool:
+    return generation_id < 0 and member_id == UNKNOWN_MEMBER_ID and group_instance_id is None

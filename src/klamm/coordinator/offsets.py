@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final
 
 from klamm.coordinator.offset_records import OffsetAndMetadata
+from klamm.coordinator.transactional_offsets import (
+    OFFSETS_PER_SLICE,
+    CommittedOffset,
+    Marker,
+    TransactionalAppend,
+    TransactionalOffsets,
+)
 from klamm.model import TopicPartition
 
-OFFSETS_PER_SLICE: Final = 1_000
-"""Offsets that are checked, committed or deleted before the loop serves others."""
 
-
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
-    """`appended_offset` is the record's position in the offsets partition: the later record wins."""
-
-    value: OffsetAndMetadata
-    appended_offset: int
-
-
-@dataclass(slots=True)
 class GroupOffsets:
-    committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
-    pending: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-    """Sent to the log, not yet acknowledged by it. Never shown to a client."""
-    pending_transactional: dict[int, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
-    """By producer id: in the log, but the transaction is still open."""
-    metadata_bytes: int = 0
-    """The characters of all committed metadata."""
-    removed_meanwhile: dict[int, set[TopicPartition]] = field(default_factory=dict)
-    """For each batch whose offsets are being committed, by its base offset: those that later tombstones removed."""
+    """Owner: the group. Every offset has the position of its record in the log, and the later record wins."""
+
+    __slots__ = ("_metadata_bytes", "committed", "pending", "removed_meanwhile", "transactional")
+
+    def __init__(self) -> None:
+        self.committed: dict[TopicPartition, CommittedOffset] = {}
+        self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
+        """Sent to the log, not yet acknowledged by it. Never shown to a client."""
+        self.transactional = TransactionalOffsets()
+        self._metadata_bytes = 0
+        self.removed_meanwhile: dict[int, set[TopicPartition]] = {}
+        """By base offset of a batch whose offsets are being committed: the partitions that later tombstones removed."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.committed or self.pending or self.pending_transactional)
+        return not (self.committed or self.pending or self.transactional)
+
+    @property
+    def metadata_bytes(self) -> int:
+        """The characters of the metadata of all offsets that are in the log."""
+        return self._metadata_bytes + self.transactional.metadata_bytes
 
     def get(self, tp: TopicPartition) -> OffsetAndMetadata | None:
         entry = self.committed.get(tp)
         return None if entry is None else entry.value
 
     def is_unstable(self, tp: TopicPartition) -> bool:
-        """Whether the committed offset may change by what is already under way (KIP-447)."""
-        return tp in self.pending or any(tp in offsets for offsets in self.pending_transactional.values())
+        """Whether a commit or a transaction that is under way may change the committed offset (KIP-447)."""
+        return tp in self.pending or tp in self.transactional
+
+    def partitions(self) -> dict[TopicPartition, None]:
+        """All partitions that have an offset, committed or not."""
+        return dict.fromkeys((*self.committed, *self.pending, *self.transactional.partitions()))
 
     def prepare(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         self.pending.update(offsets)
@@ -60,7 +65,7 @@ class GroupOffsets:
             self.removed_meanwhile[appended_offset] = removed
         for number, (tp, value) in enumerate(offsets.items(), 1):
             if appended_offset is not None and tp not in removed:
-                self._put(tp, CommittedOffset(value, appended_offset))
+                self.put(tp, CommittedOffset(value, appended_offset))
             if self.pending.get(tp) is value:
                 del self.pending[tp]
             if number % OFFSETS_PER_SLICE == 0:
@@ -68,18 +73,20 @@ class GroupOffsets:
         if appended_offset is not None:
             del self.removed_meanwhile[appended_offset]
 
-    def _put(self, tp: TopicPartition, entry: CommittedOffset) -> None:
+    def finish_append(self, append: TransactionalAppend, appended_offset: int | None) -> Iterator[None]:
+        """A TxnOffsetCommit is in the log from `appended_offset` on, or was refused (None). Works in slices."""
+        return self.transactional.finish(append, appended_offset, self.put)
+
+    def end_transaction(self, producer_id: int, marker: Marker) -> Iterator[None]:
+        """A marker is in the log: commit or drop the producer's earlier offsets, in slices."""
+        return self.transactional.end(producer_id, marker, self.put)
+
+    def put(self, tp: TopicPartition, entry: CommittedOffset) -> None:
+        """Commit `entry`, unless a later record was committed."""
         current = self.committed.get(tp)
         if current is None or current.appended_offset < entry.appended_offset:
             self.committed[tp] = entry
-            self.metadata_bytes += len(entry.value.metadata) - (0 if current is None else len(current.value.metadata))
-
-    def complete_transaction(self, producer_id: int, *, commit: bool) -> None:
-        """The producer's transaction ended: its offsets are committed, or forgotten."""
-        offsets = self.pending_transactional.pop(producer_id, {})
-        if commit:
-            for tp, entry in offsets.items():
-                self._put(tp, entry)
+            self._metadata_bytes += len(entry.value.metadata) - (0 if current is None else len(current.value.metadata))
 
     def known(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return the `partitions` that need a tombstone."""
@@ -95,15 +102,9 @@ class GroupOffsets:
             entry = self.committed.get(tp)
             if entry is not None and entry.appended_offset < before_offset:
                 del self.committed[tp]
-                self.metadata_bytes -= len(entry.value.metadata)
+                self._metadata_bytes -= len(entry.value.metadata)
                 removed += 1
-            for producer_id in list(self.pending_transactional):
-                offsets = self.pending_transactional[producer_id]
-                pending = offsets.get(tp)
-                if pending is not None and pending.appended_offset < before_offset:
-                    del offsets[tp]
-                    if not offsets:
-                        del self.pending_transactional[producer_id]
+            self.transactional.delete(tp, before_offset)
         return removed
 
     def expired(
@@ -114,7 +115,10 @@ class GroupOffsets:
         base_timestamp_ms: Callable[[OffsetAndMetadata], int],
         subscribed: frozenset[str] = frozenset(),
     ) -> list[TopicPartition]:
-        """Offsets past their retention, counted from `base_timestamp_ms`, of topics without subscribers (KIP-211)."""
+        """Offsets past their retention, counted from `base_timestamp_ms`, of topics without subscribers (KIP-211).
+
+        An offset that a commit or a transaction may change is kept: its tombstone would delete the new one.
+        """
 
         def is_expired(value: OffsetAndMetadata) -> bool:
             if value.expire_timestamp_ms is not None:
@@ -124,5 +128,5 @@ class GroupOffsets:
         return [
             tp
             for tp, entry in self.committed.items()
-            if tp.topic not in subscribed and tp not in self.pending and is_expired(entry.value)
+            if tp.topic not in subscribed and not self.is_unstable(tp) and is_expired(entry.value)
         ]

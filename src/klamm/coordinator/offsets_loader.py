@@ -1,12 +1,14 @@
 """Rebuilds groups and offsets from the records of one offsets partition, in the order they were written.
 
-Offsets written in a transaction are pending until its marker is read. A record that cannot be read is skipped with a
+Offsets written in a transaction are pending until its marker is read; without a marker they are pending in the loaded
+group. A tombstone deletes earlier offsets only, pending ones too. A record that cannot be read is skipped with a
 warning: one bad record must not take the partition's other groups away.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
@@ -21,7 +23,8 @@ from klamm.coordinator.offset_records import (
     decode_key,
     decode_offset_value,
 )
-from klamm.coordinator.offsets import CommittedOffset, GroupOffsets
+from klamm.coordinator.offsets import GroupOffsets
+from klamm.coordinator.transactional_offsets import CommittedOffset, Marker
 from klamm.errors import ProtocolError
 from klamm.protocol.record_batch import Record, RecordBatch, records
 
@@ -38,9 +41,10 @@ class OffsetsLoader:
     open_transactions: dict[int, dict[str, None]] = field(default_factory=dict)
     """The groups that a producer's unfinished transaction has offsets for."""
 
-    def add(self, batch: RecordBatch) -> None:
+    def add(self, batch: RecordBatch) -> Iterator[None]:
+        """Apply a batch. The end of a large transaction takes several slices."""
         if batch.is_control:
-            self._end_transaction(batch)
+            yield from self._end_transaction(batch)
             return
         try:
             for record in records(batch):
@@ -62,14 +66,19 @@ class OffsetsLoader:
 
     def _add_offset(self, key: OffsetKey, record: Record, batch: RecordBatch) -> None:
         offsets = self.offsets.setdefault(key.group_id, GroupOffsets())
-        target = offsets.committed
-        if batch.is_transactional:
-            target = offsets.pending_transactional.setdefault(batch.producer_id, {})
-            self.open_transactions.setdefault(batch.producer_id, {})[key.group_id] = None
+        tp = key.topic_partition
         if record.value is None:
-            target.pop(key.topic_partition, None)
+            if batch.is_transactional:
+                offsets.transactional.delete_from(batch.producer_id, tp)
+            else:
+                offsets.remove((tp,), before_offset=record.offset)
+            return
+        entry = CommittedOffset(decode_offset_value(record.value), record.offset)
+        if batch.is_transactional:
+            offsets.transactional.add(batch.producer_id, tp, entry)
+            self.open_transactions.setdefault(batch.producer_id, {})[key.group_id] = None
         else:
-            target[key.topic_partition] = CommittedOffset(decode_offset_value(record.value), batch.base_offset)
+            offsets.put(tp, entry)
 
     def _add_group(self, key: GroupKey, record: Record) -> None:
         if record.value is None:
@@ -80,25 +89,23 @@ class OffsetsLoader:
             raise ProtocolError(f"group {key.group_id} has members and no protocol")
         self.values[key.group_id] = value
 
-    def _end_transaction(self, batch: RecordBatch) -> None:
+    def _end_transaction(self, batch: RecordBatch) -> Iterator[None]:
         """A marker's key is int16 version, int16 type: 1 commits, 0 aborts."""
         try:
             key = next((record.key for record in records(batch)), None) or b""
         except ProtocolError as error:
             _log.warning("__consumer_offsets-%d: skipping marker %s: %s", self.partition, batch, error)
             return
-        commit = int.from_bytes(key[2:4], "big") == _COMMIT_MARKER
+        marker = Marker(batch.base_offset, commit=int.from_bytes(key[2:4], "big") == _COMMIT_MARKER)
         for group_id in self.open_transactions.pop(batch.producer_id, ()):
-            self.offsets[group_id].complete_transaction(batch.producer_id, commit=commit)
+            yield from self.offsets[group_id].end_transaction(batch.producer_id, marker)
 
     def groups(self, now_ms: int, timestamp_ms: int) -> list[GroupMetadata]:
-        """Every group that has a record or an offset. One that has only offsets is empty and of no protocol type."""
+        """Every group that has a record or an offset. With offsets only, it is empty and has no protocol type."""
         loaded = []
         for group_id in dict.fromkeys((*self.values, *self.offsets)):
             value = self.values.get(group_id)
             offsets = self.offsets.get(group_id) or GroupOffsets()
-            offsets.pending_transactional = {p: o for p, o in offsets.pending_transactional.items() if o}
-            offsets.metadata_bytes = sum(len(entry.value.metadata) for entry in offsets.committed.values())
             if value is not None:
                 loaded.append(_loaded_group(group_id, self.partition, value, offsets, now_ms, timestamp_ms))
             elif not offsets.is_empty:

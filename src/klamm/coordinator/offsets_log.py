@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from klamm.coordinator.deferred import Deferred
 from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
+from klamm.model import ConnectionOrder, TransactionVersion
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -16,6 +17,30 @@ class Appended:
 
     error: ErrorCode
     base_offset: int = -1
+
+
+GIVEN_UP: Final = ErrorCode.NETWORK_EXCEPTION
+"""The producer has given up the connection that a request arrived on: the request is late and must not act."""
+
+
+@lazy_dataclass(frozen=True, slots=True)
+class TransactionalProducer:
+    """The producer of a TxnOffsetCommit. `connection` is the order of the connection that the request came on."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    version: TransactionVersion
+    connection: ConnectionOrder | None = None
+
+    def is_older_than(self, last_before_election: ConnectionOrder) -> bool:
+        """Whether the request may have been sent to this broker in an earlier leadership, in another transaction.
+
+        With `TV_2` the epoch tells transactions apart. With older versions all have the same epoch, and the broker
+        does not know which connections acted while another one led the partition.
+        """
+        is_recent = self.connection is None or self.connection > last_before_election
+        return not is_recent and not self.version.bumps_epoch
 
 
 class OffsetsLog(Protocol):
@@ -30,6 +55,24 @@ class OffsetsLog(Protocol):
 
     def read(self, partition: int, offset: int, max_bytes: int) -> bytes | memoryview | ErrorCode:
         """Whole batches from `offset` on, at least one, up to the log's end."""
+
+
+class GroupLog(OffsetsLog, Protocol):
+    """The log of a group coordinator: producers write to it in their transactions as well."""
+
+    def append_transactional(
+        self,
+        partition: int,
+        batch: bytes,
+        timeout_ms: int,
+        producer: TransactionalProducer,
+        admit: Callable[[], ErrorCode],
+    ) -> Deferred[Appended]:
+        """Appends if the transaction coordinator confirms that the partition belongs to the producer's transaction.
+
+        `admit` is called once, directly before the append; its error refuses the batch. A result with an error and an
+        offset is a batch that is in the log, although too few replicas have acknowledged it.
+        """
 
 
 def group_store_error(error: ErrorCode) -> ErrorCode:
@@ -68,3 +111,8 @@ def offset_commit_error(error: ErrorCode) -> ErrorCode:
             return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         case _:
             return error
+
+
+def transactional_commit_error(error: ErrorCode) -> ErrorCode:
+    """Like `offset_commit_error`, except for GIVEN_UP: it is never sent to a client, so it is not translated."""
+    return error if error is GIVEN_UP else offset_commit_error(error)

@@ -1,7 +1,7 @@
 """Appends to `__consumer_offsets` in the order of the calls, although large batches are built in a worker.
 
 While a batch of a partition is being built, all later batches of that partition wait behind it. A batch is appended
-only if this broker has led the partition without interruption since the call: otherwise the groups were loaded again
+only if this broker has led the partition without interruption since the call. Otherwise the groups were loaded again
 meanwhile, and the batch would contradict them.
 """
 
@@ -15,12 +15,15 @@ from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.offsets_log import Appended, OffsetsLog
 from klamm.errors import ErrorCode
 
+Send = Callable[[bytes], Deferred[Appended]]
+"""Hands a batch to the log."""
+
 
 @dataclass(slots=True, eq=False)
 class _Write:
     partition: int
     term: object
-    timeout_ms: int
+    send: Send
     batch: bytes | None
     error: ErrorCode = ErrorCode.NONE
     appended: Deferred[Appended] = field(default_factory=Deferred)
@@ -38,14 +41,14 @@ class OrderedAppends:
         self._term = term
         self._queues: dict[int, deque[_Write]] = {}
 
-    def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
+    def append(self, partition: int, batch: bytes, send: Send) -> Deferred[Appended]:
         if partition not in self._queues:
-            return self._log.append(partition, batch, timeout_ms)
-        return self._put(partition, batch, timeout_ms).appended
+            return send(batch)
+        return self._put(partition, batch, send).appended
 
-    def build_and_append(self, partition: int, build: Callable[[], bytes], timeout_ms: int) -> Deferred[Appended]:
+    def build_and_append(self, partition: int, build: Callable[[], bytes], send: Send) -> Deferred[Appended]:
         """Append the result of `build`, a pure function that takes too long for the loop."""
-        write = self._put(partition, None, timeout_ms)
+        write = self._put(partition, None, send)
 
         def on_built(batch: bytes | None) -> None:
             write.batch = batch
@@ -55,8 +58,8 @@ class OrderedAppends:
         self._log.build(build).then(on_built)
         return write.appended
 
-    def _put(self, partition: int, batch: bytes | None, timeout_ms: int) -> _Write:
-        write = _Write(partition, self._term(partition), timeout_ms, batch)
+    def _put(self, partition: int, batch: bytes | None, send: Send) -> _Write:
+        write = _Write(partition, self._term(partition), send, batch)
         self._queues.setdefault(partition, deque()).append(write)
         return write
 
@@ -76,4 +79,4 @@ class OrderedAppends:
             return Deferred.of(Appended(write.error))
         if write.term is None or self._term(write.partition) is not write.term:
             return Deferred.of(Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-        return self._log.append(write.partition, write.batch, write.timeout_ms)
+        return write.send(write.batch)

@@ -16,6 +16,6 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def partition_for(group_id: str, partition_count: int) -> int:
-    """abs(hash) % count, where the one number without an absolute value counts as 0."""
+    """Return abs(hash) % count, where -2^31, which has no absolute value in 32 bits, counts as 0."""
     value = java_string_hash(group_id)
     return (0 if value == -(1 << 31) else abs(value)) % partition_count

@@ -1,7 +1,7 @@
 """Transitions of a group between generations, and its timers.
 
-PreparingRebalance collects JoinGroups until every member has joined or the rebalance timeout is over (the first
-rebalance of an empty group waits `group.initial.rebalance.delay.ms` for more members, extended while new ones come).
+PreparingRebalance collects JoinGroups until every member has joined or the rebalance timeout is over. The first
+rebalance of an empty group waits `group.initial.rebalance.delay.ms` for more members, and longer while new ones arrive.
 CompletingRebalance waits for the leader's assignment. Stable has it. Empty has no members; Dead is removed.
 """
 
@@ -25,7 +25,7 @@ from klamm.errors import ErrorCode
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """Maximum wait of a new member for its first answer, because it cannot send heartbeats before."""
 SMALLEST_REARM_MS: Final = 1_000
-"""Minimum interval of a timer that is set again because nothing could be done yet."""
+"""Minimum interval of a timer that is set again: no member that joined can lead, or a member still waits."""
 
 _CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
 

@@ -14,12 +14,12 @@ from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.metrics import GroupMetrics
-from klamm.coordinator.offsets_log import Appended
+from klamm.coordinator.offsets_log import Appended, TransactionalProducer
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, AppendResult, Log
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
-from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
+from klamm.model import GROUP_METADATA_TOPIC, ConnectionOrder, TopicPartition, TransactionVersion
 
 _log = logging.getLogger("klamm.coordinator")
 
@@ -42,6 +42,10 @@ class Replicas(Protocol):
     @property
     def record_checks(self) -> RecordWorker: ...
 
+    @property
+    def controller_epoch(self) -> int:
+        """The epoch of the last controller that this broker obeyed."""
+
     def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
 
 
@@ -55,6 +59,27 @@ class AppendRecords(Protocol):
         origin: AppendOrigin,
         records: Mapping[TopicPartition, memoryview | bytes],
         timeout_ms: int = ...,
+    ) -> AppendResults | asyncio.Future[AppendResults]: ...
+
+
+class AppendTransactional(Protocol):
+    """Appends as part of a transaction to the logs that this broker leads, once the transaction is verified.
+
+    From `TV_2` on the partitions are added to the transaction instead. `admit` is called directly before the append.
+    """
+
+    def __call__(
+        self,
+        required_acks: int,
+        internal_topics_allowed: bool,
+        origin: AppendOrigin,
+        records: Mapping[TopicPartition, memoryview | bytes],
+        timeout_ms: int,
+        *,
+        transactional_id: str,
+        version: TransactionVersion,
+        connection: ConnectionOrder | None,
+        admit: Callable[[], ErrorCode] | None = ...,
     ) -> AppendResults | asyncio.Future[AppendResults]: ...
 
 
@@ -101,7 +126,7 @@ class LoopScheduler:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background job of the group coordinator failed", exc_info=error)
+            _log.error("a background job of a coordinator failed", exc_info=error)
 
 
 async def _run(job: Iterator[None]) -> None:
@@ -110,20 +135,16 @@ async def _run(job: Iterator[None]) -> None:
 
 
 class ReplicaOffsetsLog:
-    """The partitions of `__consumer_offsets` in the ReplicaManager."""
+    """The partitions of `__consumer_offsets`, or of another internal topic, in the ReplicaManager."""
 
-    def __init__(self, replicas: Replicas, append_records: AppendRecords) -> None:
+    def __init__(self, replicas: Replicas, append_records: AppendRecords, topic: str = GROUP_METADATA_TOPIC) -> None:
         self._replicas = replicas
         self._append_records = append_records
+        self._topic = topic
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
-        tp = TopicPartition(GROUP_METADATA_TOPIC, partition)
-        outcome = self._append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms)
-        if not isinstance(outcome, asyncio.Future):
-            return Deferred.of(_appended(outcome, tp))
-        appended: Deferred[Appended] = Deferred()
-        outcome.add_done_callback(lambda done: appended.complete(_appended_later(done, tp)))
-        return appended
+        tp = TopicPartition(self._topic, partition)
+        return _later(self._append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms), tp)
 
     def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
         built: Deferred[bytes | None] = Deferred()
@@ -131,22 +152,62 @@ class ReplicaOffsetsLog:
         def on_done(done: asyncio.Future[bytes]) -> None:
             error = None if done.cancelled() else done.exception()
             if error is not None:
-                _log.error("building a batch of %s failed", GROUP_METADATA_TOPIC, exc_info=error)
+                _log.error("building a batch of %s failed", self._topic, exc_info=error)
             built.complete(None if done.cancelled() or error is not None else done.result())
 
         self._replicas.record_checks.submit(work).add_done_callback(on_done)
         return built
 
     def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:
-        log = self._replicas.leader_log(TopicPartition(GROUP_METADATA_TOPIC, partition))
+        log = self._replicas.leader_log(TopicPartition(self._topic, partition))
         return log if isinstance(log, ErrorCode) else (log.log_start_offset, log.log_end_offset)
 
     def read(self, partition: int, offset: int, max_bytes: int) -> bytes | memoryview | ErrorCode:
-        log = self._replicas.leader_log(TopicPartition(GROUP_METADATA_TOPIC, partition))
+        log = self._replicas.leader_log(TopicPartition(self._topic, partition))
         if isinstance(log, ErrorCode):
             return log
         result = log.read(offset, max_bytes, max_offset=log.log_end_offset)
         return result if isinstance(result, ErrorCode) else result.records
+
+
+class ReplicaGroupLog(ReplicaOffsetsLog):
+    """The partitions of `__consumer_offsets`, with the appends of transactional producers."""
+
+    def __init__(
+        self, replicas: Replicas, append_records: AppendRecords, append_transactional: AppendTransactional
+    ) -> None:
+        super().__init__(replicas, append_records)
+        self._append_transactional = append_transactional
+
+    def append_transactional(
+        self,
+        partition: int,
+        batch: bytes,
+        timeout_ms: int,
+        producer: TransactionalProducer,
+        admit: Callable[[], ErrorCode],
+    ) -> Deferred[Appended]:
+        tp = TopicPartition(GROUP_METADATA_TOPIC, partition)
+        outcome = self._append_transactional(
+            -1,
+            True,
+            AppendOrigin.COORDINATOR,
+            {tp: batch},
+            timeout_ms,
+            transactional_id=producer.transactional_id,
+            version=producer.version,
+            connection=producer.connection,
+            admit=admit,
+        )
+        return _later(outcome, tp)
+
+
+def _later(outcome: AppendResults | asyncio.Future[AppendResults], tp: TopicPartition) -> Deferred[Appended]:
+    if not isinstance(outcome, asyncio.Future):
+        return Deferred.of(_appended(outcome, tp))
+    appended: Deferred[Appended] = Deferred()
+    outcome.add_done_callback(lambda done: appended.complete(_appended_later(done, tp)))
+    return appended
 
 
 def _appended(results: AppendResults, tp: TopicPartition) -> Appended:
@@ -165,23 +226,26 @@ def create_group_coordinator(
     config: KafkaConfig,
     replicas: Replicas,
     append_records: AppendRecords,
+    append_transactional: AppendTransactional,
     metadata: MetadataCache,
     clock: Clock,
     loop: asyncio.AbstractEventLoop,
     metrics: MetricsRegistry,
     new_uuid: Callable[[], str],
+    last_connection: Callable[[], ConnectionOrder] = lambda: 0,
 ) -> GroupCoordinator:
     """The coordinator of a broker; it follows leadership changes. The broker calls `startup()` and `shutdown()`."""
     group_config = GroupConfig.from_kafka(config)
     scheduler = LoopScheduler(loop, clock)
     group_metrics = GroupMetrics(metrics)
     manager = GroupMetadataManager(
-        ReplicaOffsetsLog(replicas, append_records),
+        ReplicaGroupLog(replicas, append_records, append_transactional),
         clock,
         group_config,
         scheduler,
         group_metrics,
         lambda: metadata.partition_count(GROUP_METADATA_TOPIC),
+        last_connection,
     )
     coordinator = GroupCoordinator(manager, group_config, scheduler, group_metrics, new_uuid)
     scheduler.start(coordinator.advance)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol, TypeVar
 
 from klamm.client.blocking_connection import ask_once
+from klamm.client.client_errors import AuthenticationError
 from klamm.client.patience import LOCAL_CHANGE, LOCAL_REQUEST
 from klamm.errors import ErrorCode, KlammError
 from klamm.local.broker_names import brokers_are
+from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
@@ -18,6 +20,12 @@ from klamm.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from klamm.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from klamm.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -25,6 +33,7 @@ from klamm.protocol.messages.metadata import (
     MetadataResponsePartition,
 )
 from klamm.protocol.wire import Message
+from klamm.security.client_security import ClientSecurity
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
@@ -33,11 +42,16 @@ Addresses = Mapping[int, tuple[str, int]]
 CLIENT_ID: Final = "klamm-testing"
 _CHANGE_MS: Final = LOCAL_REQUEST.request_ms
 _LOOKUP_S: Final = 0.5
+_BROKER_RESOURCE: Final = 4
 _RETRIABLE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
 class BrokerProcesses(Protocol):
     """The brokers of a cluster on this machine, as ClusterAdmin sees them."""
+
+    @property
+    def client_security(self) -> ClientSecurity:
+        """How requests to the brokers are secured."""
 
     def answering(self) -> Addresses:
         """Return the addresses of the brokers that run and can answer."""
@@ -94,6 +108,18 @@ class ClusterAdmin:
         done = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if self._partition(name, 0) is not None else None
         self._until_accepted(f"Topic {name} was not deleted", attempt, done)
 
+    def alter_broker_config(self, broker_id: int, values: Mapping[str, str]) -> None:
+        """Change dynamic settings of a broker."""
+        configs = [AlterableConfig(name=name, config_operation=0, value=value) for name, value in values.items()]
+        resource = AlterConfigsResource(resource_type=_BROKER_RESOURCE, resource_name=str(broker_id), configs=configs)
+        request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=False)
+
+        def attempt() -> tuple[int, str | None]:
+            result = self._ask_broker(broker_id, request, 1, IncrementalAlterConfigsResponse).responses[0]
+            return result.error_code, result.error_message
+
+        self._until_accepted(f"The settings of broker {broker_id} were not changed", attempt, None)
+
     def controller_id(self) -> int:
         return self._ask(self._controller, "There is no controller")
 
@@ -130,6 +156,23 @@ class ClusterAdmin:
 
         self.wait(known, "The brokers did not find each other", deadline)
 
+    def wait_until_accepted(self, security: ClientSecurity, problem: str) -> None:
+        """Wait until every answering broker accepts these credentials."""
+        request = ApiVersionsRequest()
+        timeout_s = LOCAL_REQUEST.request_ms / 1000
+
+        def accepted() -> bool:
+            for address in self._brokers.answering().values():
+                try:
+                    ask_once(
+                        address, request, 0, ApiVersionsResponse, timeout_s, client_id=CLIENT_ID, security=security
+                    )
+                except (OSError, AuthenticationError):
+                    return False
+            return True
+
+        self.wait(accepted, problem)
+
     def wait(
         self,
         condition: Callable[[], T | None],
@@ -161,9 +204,10 @@ class ClusterAdmin:
         address = self._brokers.answering().get(broker_id)
         if address is None:
             return None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AuthenticationError):  # the latter until the broker knows its users
             timeout_s = LOCAL_REQUEST.request_ms / 1000
-            return ask_once(address, request, 7, MetadataResponse, timeout_s, client_id=CLIENT_ID)
+            security = self._brokers.client_security
+            return ask_once(address, request, 7, MetadataResponse, timeout_s, client_id=CLIENT_ID, security=security)
         return None
 
     def _views(self, topic: str | None = None) -> Iterable[MetadataResponse]:
@@ -212,10 +256,14 @@ class ClusterAdmin:
         return len(known) == partitions and all(part.leader_id >= 0 for part in known)
 
     def _ask_controller(self, request: Message, version: int, answer: type[R]) -> R:
-        address = self._brokers.answering().get(self.controller_id())
+        return self._ask_broker(self.controller_id(), request, version, answer)
+
+    def _ask_broker(self, broker_id: int, request: Message, version: int, answer: type[R]) -> R:
+        address = self._brokers.answering().get(broker_id)
         if address is None:
-            raise ConnectionRefusedError("the controller is gone")
-        return ask_once(address, request, version, answer, LOCAL_CHANGE.request_ms / 1000, client_id=CLIENT_ID)
+            raise ConnectionRefusedError("the broker is gone")
+        timeout_s, security = LOCAL_CHANGE.request_ms / 1000, self._brokers.client_security
+        return ask_once(address, request, version, answer, timeout_s, client_id=CLIENT_ID, security=security)
 
     def _until_accepted(
         self, problem: str, attempt: Callable[[], tuple[int, str | None]], when_done: ErrorCode | None

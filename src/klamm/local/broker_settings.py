@@ -7,6 +7,7 @@ from typing import Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import ConfigError
+from klamm.local.security_choice import UNSECURED, SecurityChoice
 
 BrokerConfigs = Mapping[str, object] | Mapping[int, Mapping[str, object]] | Mapping[str | int, object]
 Properties = dict[str, object]
@@ -17,13 +18,13 @@ TEST_DEFAULTS: Final[Mapping[str, object]] = {
     "controlled.shutdown.retry.backoff.ms": 100,
     "group.initial.rebalance.delay.ms": 0,
     "offsets.topic.num.partitions": 4,
+    "transaction.state.log.num.partitions": 4,
     "klamm.control.log.enable": False,
     "klamm.unclean.replica.wait.ms": 10_000,
 }
 """Short timeouts, so that tests of failures take seconds, and no control log. `broker_configs` overrides them."""
 
 _LAST_PORT: Final = 65535
-_LISTENER: Final = "PLAINTEXT"
 _ANY_ADDRESS: Final = "127.0.0.1:0"
 
 
@@ -31,13 +32,19 @@ class ClusterSettings:
     """The checked arguments. Invalid ones raise ValueError and name the argument."""
 
     def __init__(
-        self, brokers: int, configs: BrokerConfigs, ports: Iterable[int], defaults: Mapping[str, object]
+        self,
+        brokers: int,
+        configs: BrokerConfigs,
+        ports: Iterable[int],
+        defaults: Mapping[str, object],
+        security: SecurityChoice = UNSECURED,
     ) -> None:
         if not isinstance(brokers, int) or brokers < 1:
             raise ValueError(f"brokers cannot be {brokers!r}: a cluster needs at least one.")
         self.broker_ids = tuple(range(1, brokers + 1))
         self.ports = _checked_ports(list(ports), brokers)
-        self._defaults = {**defaults_by_size(brokers), **defaults}
+        self._security = security
+        self._defaults = {**defaults_by_size(brokers), **defaults, **security.broker_keys()}
         self._shared = {key: value for key, value in configs.items() if not isinstance(key, int)}
         self._own = {key: _mapping(key, value) for key, value in configs.items() if isinstance(key, int)}
         self._check_configs()
@@ -52,12 +59,13 @@ class ClusterSettings:
         The second listener exists if `control.plane.listener.name` is set, and `listeners` is not.
         """
         name = self.control_plane_listener(broker_id)
+        own, protocol = self._security.listener, self._security.protocol.name
         if name is None:
-            return {"listeners": f"{_LISTENER}://{data}"}
+            return {"listeners": f"{own}://{data}"}
         return {
-            "listeners": f"{_LISTENER}://{data},{name}://{control}",
-            "listener.security.protocol.map": f"{_LISTENER}:PLAINTEXT,{name}:PLAINTEXT",
-            "inter.broker.listener.name": _LISTENER,
+            "listeners": f"{own}://{data},{name}://{control}",
+            "listener.security.protocol.map": f"{own}:{protocol},{name}:{protocol}",
+            "inter.broker.listener.name": own,
         }
 
     def control_plane_listener(self, broker_id: int) -> str | None:
@@ -110,4 +118,5 @@ def defaults_by_size(brokers: int) -> Properties:
 
 
 def property_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value as a properties file has it: a backslash is an escape there."""
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("\\", "\\\\")

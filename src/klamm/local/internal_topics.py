@@ -10,6 +10,7 @@ import time
 from typing import Final
 
 from klamm.client.blocking_connection import ask_once
+from klamm.client.client_errors import AuthenticationError
 from klamm.client.patience import INTERNAL_TOPICS, Deadline
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
@@ -46,8 +47,11 @@ class InternalTopics:
         for address in self._brokers.answering().values():
             try:
                 timeout_s = INTERNAL_TOPICS.request_ms / 1000
-                answer = ask_once(address, request, 1, FindCoordinatorResponse, timeout_s, client_id=CLIENT_ID)
-            except OSError:
+                security = self._brokers.client_security
+                answer = ask_once(
+                    address, request, 1, FindCoordinatorResponse, timeout_s, client_id=CLIENT_ID, security=security
+                )
+            except (OSError, AuthenticationError):
                 continue
             is_refused = "cannot be created" in (answer.error_message or "")
             return is_refused or answer.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -12,10 +12,14 @@ from klamm.local.ports import LOOPBACK
 from klamm.local.processes import ChildProcess
 
 
-def zookeeper_process(data_dir: Path, port: int, *, is_temporary: bool) -> ChildProcess:
+def zookeeper_process(
+    data_dir: Path, port: int, *, is_temporary: bool, secret_file: Path | None = None
+) -> ChildProcess:
     """Return the embedded server. Data that is removed with the cluster is not forced to disk."""
     arguments = ["--data-dir", str(data_dir / "zookeeper"), "--host", LOOPBACK, "--port", str(port)]
     arguments += ["--min-session-timeout-ms", "200", *(["--no-fsync"] if is_temporary else [])]
+    if secret_file is not None:
+        arguments += ["--secret-file", str(secret_file)]
     log_path = data_dir / "zookeeper.log"
     return ChildProcess("ZooKeeper", "klamm.zk.server.main", arguments, log_path, lambda: _accepts_connections(port))
 

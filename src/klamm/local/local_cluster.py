@@ -16,23 +16,39 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from klamm.errors import KlammError
 from klamm.local.admin import ClusterAdmin
 from klamm.local.broker_sessions import expire_session
-from klamm.local.broker_settings import TEST_DEFAULTS, BrokerConfigs, ClusterSettings
+from klamm.local.broker_settings import TEST_DEFAULTS, BrokerConfigs, ClusterSettings, property_text
+from klamm.local.cluster_security import ClusterSecurity, serves_certificate
 from klamm.local.internal_topics import InternalTopics
 from klamm.local.launch import nothing_left_of
+from klamm.local.security_choice import ADMIN, SecurityChoice, Tls
 from klamm.local.supervisor import Limits, Supervisor
+from klamm.security.certificates.private_files import write_private
+from klamm.security.sasl.mechanisms import PLAIN
 
 T = TypeVar("T")
 
 __all__ = ["TEST_DEFAULTS", "LocalCluster"]
 
 
+class Tuning(TypedDict, total=False):
+    """Arguments of a LocalCluster that few callers need."""
+
+    ports: Iterable[int]
+    defaults: Mapping[str, object]
+    start_timeout_s: float
+    stop_timeout_s: float
+
+
 class LocalCluster:
     """A cluster for tests and for `klamm up`.
+
+    With `tls`, `sasl` and `acls` it is secured, with certificates and users that it makes: `client_config("alice")` is
+    what a client needs. `tls="mutual"` requires certificates of clients. `sasl` is a mechanism such as SCRAM-SHA-512.
 
     `broker_configs` are Kafka's keys for all brokers, or by broker id; both forms can be mixed. Without `data_dir` the
     data lives in a temporary directory that is removed with the cluster. `zookeeper` names a real ensemble
@@ -45,19 +61,25 @@ class LocalCluster:
         self,
         brokers: int = 1,
         *,
+        tls: Tls = False,
+        sasl: str | None = None,
+        acls: bool = False,
         data_dir: Path | str | None = None,
         broker_configs: BrokerConfigs | None = None,
         zookeeper: str | None = None,
-        ports: Iterable[int] = (),
-        defaults: Mapping[str, object] = TEST_DEFAULTS,
-        start_timeout_s: float = 60.0,
-        stop_timeout_s: float = 60.0,
+        **tuning: Unpack[Tuning],
     ) -> None:
-        settings = ClusterSettings(brokers, broker_configs or {}, ports, defaults)
+        if unknown := tuning.keys() - Tuning.__annotations__.keys():
+            raise TypeError(f"LocalCluster has no argument {min(unknown)!r}.")
+        choice = SecurityChoice.of(tls, sasl, acls)
+        ports, defaults = tuning.get("ports", ()), tuning.get("defaults", TEST_DEFAULTS)
+        start_timeout_s, stop_timeout_s = tuning.get("start_timeout_s", 60.0), tuning.get("stop_timeout_s", 60.0)
+        settings = ClusterSettings(brokers, broker_configs or {}, ports, defaults, choice)
         self.broker_ids: tuple[int, ...] = settings.broker_ids
         self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-") if data_dir is None else data_dir).resolve()
         self._supervisor = Supervisor(
             settings,
+            ClusterSecurity(choice, self.data_dir, has_own_zookeeper=zookeeper is None),
             self.data_dir,
             Limits(start_timeout_s, stop_timeout_s),
             is_temporary=data_dir is None,
@@ -120,6 +142,58 @@ class LocalCluster:
     def zookeeper_connect(self) -> str:
         return self._supervisor.zookeeper_connect
 
+    # --- users ---
+
+    def client_config(self, user: str | None = None, library: str = "confluent-kafka") -> dict[str, Any]:
+        """Return what a client needs to connect as `user`, who is added if necessary; without one, as a super user.
+
+        `library` is confluent-kafka, aiokafka, kafka-python or java (the properties of Kafka's own clients).
+        """
+        security = self._supervisor.security
+        if security.is_on and not security.has_user(user or ADMIN):
+            self.add_user(user or ADMIN)
+        return security.client_config(user or ADMIN, self.bootstrap_servers, library)
+
+    def write_client_properties(self, user: str | None = None, path: Path | None = None) -> Path | None:
+        """Write what Kafka's tools and `klamm --command-config` need; return the file, None if nothing is secured.
+
+        Only its owner may read the file, `client.properties` in the data directory by default.
+        """
+        if not self._supervisor.security.is_on:
+            return None
+        path = path or self.data_dir / "client.properties"
+        lines = (f"{name}={property_text(value)}\n" for name, value in self.client_config(user, "java").items())
+        write_private(path, "".join(lines).encode())
+        return path
+
+    def renew_certificate(self) -> None:
+        """Issue a new certificate for the brokers; return when all running brokers use it for new connections."""
+        if not self._supervisor.security.choice.tls:
+            raise KlammError("The cluster has no certificates: create it with tls.")
+        path = self._supervisor.security.renew_broker_certificate()
+        for broker_id in self._supervisor.answering():
+            self._admin.alter_broker_config(broker_id, {"ssl.keystore.location": str(path)})
+        self.wait_for(
+            lambda: all(serves_certificate(address, path) for address in self._supervisor.answering().values()),
+            what="The brokers use the new certificate",
+        )
+
+    def add_user(self, name: str, password: str | None = None) -> None:
+        """Add a user, or change the password of one. Without a password, a random one is made.
+
+        A running cluster with SASL PLAIN cannot add users: its brokers read them when they start.
+        """
+        security = self._supervisor.security
+        if not security.is_on:
+            raise KlammError("The cluster has no users: create it with tls or sasl.")
+        is_running = bool(self._supervisor.running())
+        if security.choice.sasl == PLAIN and is_running and (password is not None or not security.has_user(name)):
+            raise KlammError(f"User {name} cannot be added: SASL PLAIN has the users of its start. Use SCRAM-SHA-512.")
+        security.add_user(name, password)
+        if security.choice.has_scram and is_running:
+            self._supervisor.write_scram_users({name: security.users[name]})
+            self._admin.wait_until_accepted(security.client_security(name), f"User {name} cannot log in")
+
     def wait_for(
         self, condition: Callable[[], T | None], timeout_s: float | None = None, *, what: str = "The awaited condition"
     ) -> T:
@@ -165,7 +239,8 @@ class LocalCluster:
         self._supervisor.broker(broker_id).must_run()
         log_dirs, timeout_s = self._supervisor.log_dirs(broker_id), self._supervisor.limits.start_s
         self.wait_for(
-            lambda: expire_session(self.zookeeper_connect, log_dirs, timeout_s), what=f"A session of broker {broker_id}"
+            lambda: expire_session(self.zookeeper_connect, log_dirs, timeout_s, self._supervisor.security.zookeeper),
+            what=f"A session of broker {broker_id}",
         )
 
     # --- one broker ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +13,16 @@ from klamm.errors import KlammError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.local.broker_names import brokers_are
 from klamm.local.broker_settings import ClusterSettings, property_text
+from klamm.local.cluster_security import ClusterSecurity
 from klamm.local.launch import broker_process, nothing_left_of, zookeeper_process
 from klamm.local.lookup import why_unknown
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess, open_private
+from klamm.security.client_security import ClientSecurity
+from klamm.security.sasl.new_credential import scram_text
+from klamm.zk.client.blocking import BlockingSession
+from klamm.zk.client.user_config import alter_user_settings
+from klamm.zk.model.ops import ZkError
 
 _NOT_STARTED: Final = "The cluster is not started: use start_all() first."
 
@@ -35,6 +41,7 @@ class Supervisor:
     def __init__(
         self,
         settings: ClusterSettings,
+        security: ClusterSecurity,
         data_dir: Path,
         limits: Limits,
         *,
@@ -44,6 +51,7 @@ class Supervisor:
         self.broker_ids: tuple[int, ...] = settings.broker_ids
         self.data_dir = data_dir
         self.limits = limits
+        self.security = security
         self._settings = settings
         self._is_temporary = is_temporary
         self._external_zookeeper = external_zookeeper
@@ -59,9 +67,12 @@ class Supervisor:
         """Start ZooKeeper and all brokers at the same time; return when every process is ready."""
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._reserve_ports()
+        self.security.prepare()
         self._spawn_zookeeper()
         for broker_id in self.broker_ids:
             self._spawn(broker_id)
+        if self.security.choice.has_scram:  # while the brokers start: they need it for their first connections
+            self.write_scram_users(self.security.users)
         for broker_id in self.broker_ids:
             self._brokers[broker_id].wait_ready(deadline, self._zookeeper)
 
@@ -110,6 +121,17 @@ class Supervisor:
     def has_lost_zookeeper(self) -> bool:
         """Whether the embedded server has exited on its own."""
         return self._zookeeper is not None and self._zookeeper.has_crashed
+
+    def write_scram_users(self, passwords: Mapping[str, str]) -> None:
+        """Write the credentials of users to ZooKeeper, which brokers follow."""
+        mechanism = self.security.choice.sasl
+        assert mechanism is not None, "the cluster has no SASL"
+        try:
+            with BlockingSession(self.zookeeper_connect, self.limits.start_s, None, self.security.zookeeper) as session:
+                for name, password in passwords.items():
+                    alter_user_settings(session, name, {mechanism: scram_text(mechanism, password)})
+        except ZkError as error:
+            raise KlammError(f"The users cannot be written to ZooKeeper: {error}.") from None
 
     def start_zookeeper(self) -> None:
         server = self.zookeeper
@@ -172,6 +194,10 @@ class Supervisor:
         """Brokers that were stopped or killed, or have exited on their own."""
         return [broker_id for broker_id, process in self._brokers.items() if not process.is_running]
 
+    @property
+    def client_security(self) -> ClientSecurity:
+        return self.security.of_admin
+
     def answering(self) -> dict[int, tuple[str, int]]:
         """Addresses of the brokers that run and are not paused."""
         return {
@@ -193,7 +219,7 @@ class Supervisor:
         """Return why no broker will ever know the partition; None if it may still appear."""
         if self._zookeeper is not None and not self._zookeeper.is_running:
             return None
-        return why_unknown(self.zookeeper_connect, topic, partition)
+        return why_unknown(self.zookeeper_connect, topic, partition, self.security.zookeeper)
 
     def check(self, problem: str, *, is_late: bool) -> None:
         """Raise KlammError if a process has crashed, or if `is_late`."""
@@ -225,7 +251,9 @@ class Supervisor:
     def _spawn_zookeeper(self) -> None:
         if self._zookeeper_port is not None:
             port = self._zookeeper_port.number
-            self._zookeeper = zookeeper_process(self.data_dir, port, is_temporary=self._is_temporary)
+            self._zookeeper = zookeeper_process(
+                self.data_dir, port, is_temporary=self._is_temporary, secret_file=self.security.secret_file()
+            )
             self._zookeeper.spawn()
 
     def _spawn(self, broker_id: int) -> ChildProcess:
@@ -252,6 +280,7 @@ class Supervisor:
             "log.dirs": self.data_dir / f"broker-{broker_id}",
             "zookeeper.connect": self.zookeeper_connect,
             "zookeeper.connection.timeout.ms": int(self.limits.start_s * 1000),
+            **self.security.broker_properties(),
             **self._settings.of_broker(broker_id),
         }
 

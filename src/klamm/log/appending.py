@@ -12,6 +12,7 @@ from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.log.validator import Checked, Prepared, Rejection, check_batch, check_replicated, validate
+from klamm.log.verification_state import TransactionCheck
 from klamm.protocol.record_batch import NO_TIMESTAMP, PREFIX, RecordBatch
 
 Checkable: TypeAlias = "memoryview | bytes | bytearray | Checked"
@@ -20,11 +21,17 @@ _OFFLINE: Final = "the log directory is offline"
 
 
 def append_as_leader(
-    log: Log, records: Checkable, leader_epoch: int, *, origin: AppendOrigin = AppendOrigin.CLIENT
+    log: Log,
+    records: Checkable,
+    leader_epoch: int,
+    *,
+    origin: AppendOrigin = AppendOrigin.CLIENT,
+    transaction: TransactionCheck | None = None,
 ) -> AppendResult:
     """Append the one batch of `records` at the end of the log, in the given leader epoch.
 
-    `records` may also be the result of `validate` for them.
+    `records` may also be the result of `validate` for them. Without `transaction`, transactional batches are not
+    checked for their transaction.
     """
     if not log.is_usable():
         return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE)
@@ -37,16 +44,23 @@ def append_as_leader(
     else:
         checked = records
     if isinstance(checked, RecordBatch):
-        return _append_batch(log, checked, NO_TIMESTAMP, leader_epoch, origin, now_ms)
+        return _append_batch(log, checked, NO_TIMESTAMP, leader_epoch, origin, now_ms, transaction)
     if isinstance(checked, Prepared):
-        return _append_batch(log, checked.batch, checked.log_append_time_ms, leader_epoch, origin, now_ms)
+        time_ms = checked.log_append_time_ms
+        return _append_batch(log, checked.batch, time_ms, leader_epoch, origin, now_ms, transaction)
     return AppendResult.rejected(checked.error, checked.message, log.log_start_offset, checked.record_errors)
 
 
 def _append_batch(
-    log: Log, batch: RecordBatch, append_time_ms: int, leader_epoch: int, origin: AppendOrigin, now_ms: int
+    log: Log,
+    batch: RecordBatch,
+    append_time_ms: int,
+    leader_epoch: int,
+    origin: AppendOrigin,
+    now_ms: int,
+    transaction: TransactionCheck | None,
 ) -> AppendResult:
-    if batch.producer_id >= 0 and (known := _check_producer(log, batch, origin)) is not None:
+    if batch.producer_id >= 0 and (known := _check_producer(log, batch, origin, transaction)) is not None:
         return known
     view = batch.view
     size = len(view)
@@ -109,12 +123,14 @@ def find_duplicate(log: Log, records: Checkable) -> AppendResult | None:
     return _duplicate(log, batch)
 
 
-def _check_producer(log: Log, batch: RecordBatch, origin: AppendOrigin) -> AppendResult | None:
+def _check_producer(
+    log: Log, batch: RecordBatch, origin: AppendOrigin, transaction: TransactionCheck | None
+) -> AppendResult | None:
     """Return the result for a duplicate or for a batch out of order; None if the batch may be appended."""
     if origin is AppendOrigin.CLIENT and (duplicate := _duplicate(log, batch)) is not None:
         return duplicate
     try:
-        refusal = log.producers.validate(batch, origin)
+        refusal = log.producers.validate(batch, origin, transaction)
     except ProtocolError as e:
         return _rejected(log, ErrorCode.INVALID_RECORD, str(e))
     return _rejected(log, refusal.error, refusal.message) if refusal is not None else None

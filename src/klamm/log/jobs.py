@@ -12,7 +12,7 @@ from typing import Protocol
 
 from klamm.log.files import Files
 from klamm.log.log_config import LogConfig
-from klamm.model import TopicPartition
+from klamm.model import ConnectionOrder, TopicPartition
 
 
 class Job(Protocol):
@@ -61,12 +61,17 @@ class LogHost(Protocol):
     def unflushed(self, log: Flushable) -> None:
         """Note that a log with `flush.ms` has records that are not on the disk."""
 
+    @property
+    def youngest_connection(self) -> Callable[[], ConnectionOrder]:
+        """Returns the last connection that the broker has accepted; 0 without a broker."""
+
 
 class InlineHost:
     """Does everything at once: for tools and tests that have no loop."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self.youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
         self.failures: list[tuple[str, OSError, str]] = []
 
     def submit(self, job: Job) -> None:

@@ -27,6 +27,10 @@ _log = logging.getLogger(__name__)
 _NO_END: Final = 1 << 63
 
 
+def _first_offset(txn: AbortedTxn) -> int:
+    return txn.first_offset
+
+
 class LocalLog:
     """Owner: the `Log`. `directory` is the partition's directory, `log_dir` the one that holds it."""
 
@@ -92,7 +96,7 @@ class LocalLog:
 
     def update_producers(self, segment: LogSegment, batch: RecordBatch) -> None:
         """Take a batch of a producer into account that was appended to `segment`."""
-        aborted = self.producers.update(batch)
+        aborted = self.producers.update(batch, self._env.host.youngest_connection)
         if aborted is not None:
             segment.txn_index.append(aborted)
 
@@ -105,6 +109,7 @@ class LocalLog:
             log_end_offset=log_end_offset,
             now_ms=self._env.clock.now_ms(),
         )
+        self.producers.rebuilt_after = self._env.host.youngest_connection()
 
     # rolling and flushing
 
@@ -176,7 +181,7 @@ class LocalLog:
 
     def aborted_in(self, offset: int, data: bytes | memoryview) -> tuple[AbortedTxn, ...]:
         """Return the aborted transactions with records in `data`, which was read from `offset` on."""
-        if not any(s.txn_index.exists for s in self.segments):
+        if not any(s.txn_index.exists for s in self.segments.between(offset, _NO_END)):
             return ()
         position = last = 0
         while position < len(data):
@@ -185,14 +190,17 @@ class LocalLog:
         return self.collect_aborted(offset, RecordBatch(memoryview(data), last).next_offset)
 
     def collect_aborted(self, start_offset: int, end_offset: int) -> tuple[AbortedTxn, ...]:
-        """Return the aborted transactions with records in [start_offset, end_offset)."""
+        """Return the aborted transactions with records in [start_offset, end_offset), by their first offset.
+
+        The indexes have them in the order of their ends, but some clients look only at the first one (franz-go 1.21).
+        """
         found: list[AbortedTxn] = []
         for segment in self.segments.between(start_offset, _NO_END):
             aborted, complete = segment.txn_index.collect(start_offset, end_offset)
             found += aborted
             if complete:
                 break
-        return tuple(found)
+        return tuple(sorted(found, key=_first_offset))
 
     def offset_for_timestamp(self, timestamp: int, log_start_offset: int) -> TimestampOffsetResult | None:
         """Return the first record that is at least as new as `timestamp`."""

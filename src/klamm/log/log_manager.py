@@ -34,7 +34,7 @@ from klamm.log.log_opener import LogOpener
 from klamm.log.log_passes import LogPasses
 from klamm.log.log_services import LogServices
 from klamm.log.open_segments import DEFAULT_MAX_OPEN, OpenSegments
-from klamm.model import TopicPartition
+from klamm.model import ConnectionOrder, TopicPartition
 
 _log = logging.getLogger(__name__)
 _DAY_MS: Final = 86_400_000
@@ -121,6 +121,10 @@ class LogManager:
     def start_background(self, loop: asyncio.AbstractEventLoop, executor: Executor | None = None) -> None:
         """From now on do file work in a thread (or `executor`), and commit it on `loop`."""
         self._services.start(loop, executor)
+
+    def number_connections(self, last: Callable[[], ConnectionOrder]) -> None:
+        """`last` returns the youngest connection of the broker. Logs remember it with aborted transactions."""
+        self._services.youngest_connection = last
 
     def load_logs(self, owner: MetaProperties | None = None) -> None:
         """Lock and read every log directory. LogDirError: another broker uses one, or none can be used.

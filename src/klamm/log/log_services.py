@@ -13,7 +13,7 @@ from klamm.log.files import Files
 from klamm.log.flush_queue import FlushQueue
 from klamm.log.jobs import Flushable, Job
 from klamm.log.sync_queue import SyncQueue
-from klamm.model import TopicPartition
+from klamm.model import ConnectionOrder, TopicPartition
 
 
 class LogServices:
@@ -34,6 +34,7 @@ class LogServices:
     ) -> None:
         self._on_failure = on_failure
         self._on_flushed = on_flushed
+        self.youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
         self._worker = BackgroundWorker(on_failure, let_go)
         self._syncs = SyncQueue(files, self._worker)
         self.deletions = DeletionQueue(files, clock, self.submit)

@@ -7,7 +7,8 @@ the write and updates the state after it. Followers and recovery only update it.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -15,6 +16,8 @@ from typing import Final, NamedTuple
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.transaction_index import AbortedTxn
+from klamm.log.verification_state import NOT_REQUIRED, TransactionCheck, VerificationGuard, VerificationStates
+from klamm.model import ConnectionOrder, TransactionVersion
 from klamm.protocol.record_batch import (
     NO_PRODUCER_EPOCH,
     NO_SEQUENCE,
@@ -28,6 +31,8 @@ MAX_PRODUCERS: Final = 20_000
 """How many producers a log remembers. Any client can send a batch with a new id, and rolling a segment writes a
 snapshot of all on the loop. A forgotten producer may continue, like one whose state has expired."""
 NO_COORDINATOR_EPOCH: Final = -1
+LATE_TRANSACTION_BUFFER_MS: Final = 300_000
+"""How much longer than the longest timeout a transaction may be silent before it counts as late."""
 _INT32_MAX: Final = 0x7FFFFFFF
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
@@ -67,6 +72,8 @@ class ProducerStateEntry:
     last_timestamp: int = NO_TIMESTAMP
     current_txn_first_offset: int | None = None
     batches: tuple[BatchMetadata, ...] = ()
+    aborted_after: ConnectionOrder = 0
+    """The youngest connection of the broker when the last transaction of this epoch was aborted here."""
 
     @property
     def last_sequence(self) -> int:
@@ -93,6 +100,7 @@ class ProducerStateEntry:
         if producer_epoch != self.producer_epoch:
             self.producer_epoch = producer_epoch
             self.batches = ()
+            self.aborted_after = 0
 
 
 class EndTransactionMarker(NamedTuple):
@@ -132,11 +140,18 @@ class ProducerStateManager:
         self.producer_id_expiration_ms = producer_id_expiration_ms
         self.entries: OrderedDict[int, ProducerStateEntry] = OrderedDict()
         """By producer id, ordered by the time of the last batch."""
-        self._ongoing_txns: dict[int, int] = {}
-        self._unreplicated_txns: dict[int, int] = {}
+        self.verifications = VerificationStates()
+        self.rebuilt_after: ConnectionOrder = 0
+        """The youngest connection of the broker when the entries were read from the files, after a truncation."""
+        self._ongoing_txns: OrderedDict[int, int] = OrderedDict()
+        """First offset -> producer id, in the order of the offsets."""
+        self._unreplicated_txns: deque[tuple[int, int]] = deque()
+        """(marker offset, first offset), both ascending: of several transactions the first to start is decisive, and
+        an entry whose successor started earlier is dropped, because the successor also ends later."""
 
     def clear(self) -> None:
         self.entries.clear()
+        self.verifications.clear()
         self._ongoing_txns.clear()
         self._unreplicated_txns.clear()
 
@@ -146,8 +161,8 @@ class ProducerStateManager:
         for entry in entries:
             if not self._is_expired(entry, now_ms):
                 self.entries[entry.producer_id] = entry
-                if entry.current_txn_first_offset is not None:
-                    self._ongoing_txns[entry.current_txn_first_offset] = entry.producer_id
+        open_txns = ((e.current_txn_first_offset, p) for p, e in self.entries.items())
+        self._ongoing_txns.update(sorted((first, p) for first, p in open_txns if first is not None))
 
     # validation before a leader appends
 
@@ -155,17 +170,58 @@ class ProducerStateManager:
         entry = self.entries.get(batch.producer_id)
         return entry.find_duplicate(batch) if entry is not None else None
 
-    def validate(self, batch: RecordBatch, origin: AppendOrigin) -> Refusal | None:
-        """Check epoch and sequence. An unknown producer may start anywhere: its state may have expired."""
-        entry = self.entries.get(batch.producer_id)
-        if entry is None:
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a transaction of this epoch is open. A newer epoch may belong to a transaction after it."""
+        entry = self.entries.get(producer_id)
+        return (
+            entry is not None and entry.current_txn_first_offset is not None and entry.producer_epoch == producer_epoch
+        )
+
+    def is_late(self, producer_id: int, producer_epoch: int, connection: ConnectionOrder) -> bool:
+        """Whether a batch on this connection may belong to an aborted transaction of the same epoch.
+
+        A producer aborts without an answer to all its batches, and one of them may still be on its way. So the
+        connections that existed when the marker was written carry no batch of a later transaction. All replicas of the
+        partition know this: one of them may lead it next.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.producer_epoch != producer_epoch:
+            return False
+        return 0 < connection <= max(entry.aborted_after, self.rebuilt_after)
+
+    def begin_verification(
+        self, producer_id: int, producer_epoch: int, sequence: int, now_ms: int
+    ) -> VerificationGuard | ErrorCode | None:
+        """Return the guard for the first append of a transaction; None if the transaction is open already.
+
+        INVALID_PRODUCER_EPOCH: a newer epoch has written, or is being verified.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is not None and producer_epoch < entry.producer_epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if self.has_open_transaction(producer_id, producer_epoch):
             return None
-        if batch.producer_epoch < entry.producer_epoch:
+        guard = self.verifications.begin(producer_id, producer_epoch, sequence, now_ms)
+        return ErrorCode.INVALID_PRODUCER_EPOCH if guard is None else guard
+
+    def validate(
+        self, batch: RecordBatch, origin: AppendOrigin, transaction: TransactionCheck | None = None
+    ) -> Refusal | None:
+        """Check epoch and sequence. An unknown producer may start anywhere: its state may have expired.
+
+        `transaction` adds the checks of a leader for transactional batches and markers.
+        """
+        entry = self.entries.get(batch.producer_id)
+        if entry is not None and batch.producer_epoch < entry.producer_epoch:
             return Refusal(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"producer {batch.producer_id} has epoch {batch.producer_epoch}, "
                 f"the log has already seen {entry.producer_epoch}",
             )
+        if transaction is not None and (refusal := self._check_transaction(batch, entry, origin, transaction)):
+            return refusal
+        if entry is None:
+            return None
         if batch.is_control:
             return _check_coordinator_epoch(batch, entry)
         if origin is AppendOrigin.CLIENT and (refusal := _check_sequence(batch, entry)) is not None:
@@ -177,10 +233,34 @@ class ProducerStateManager:
             )
         return None
 
+    def _check_transaction(
+        self, batch: RecordBatch, entry: ProducerStateEntry | None, origin: AppendOrigin, check: TransactionCheck
+    ) -> Refusal | None:
+        if not batch.is_transactional:
+            return None
+        if batch.is_control:
+            return _check_marker_epoch(batch, entry, check.version)
+        producer_id, producer_epoch = batch.producer_id, batch.producer_epoch
+        if check.guard is NOT_REQUIRED or self.has_open_transaction(producer_id, producer_epoch):
+            return None
+        state = self.verifications.get(producer_id)
+        if state is None or state.guard is not check.guard:
+            return Refusal(
+                ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} has no transaction that includes this partition"
+            )
+        if origin is AppendOrigin.CLIENT:
+            return _check_first_sequence(batch, entry, check.version, state.lowest_sequence)
+        return None
+
     # after the write
 
-    def update(self, batch: RecordBatch) -> AbortedTxn | None:
-        """Take an appended batch into account. For an abort marker, return the entry of the transaction index."""
+    def update(
+        self, batch: RecordBatch, youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
+    ) -> AbortedTxn | None:
+        """Take an appended batch into account. For an abort marker, return the entry of the transaction index.
+
+        `youngest_connection` returns the last one that the broker has accepted: see `is_late`.
+        """
         entry = self.entries.get(batch.producer_id)
         if entry is None:
             entry = self.entries[batch.producer_id] = ProducerStateEntry(batch.producer_id)
@@ -190,7 +270,12 @@ class ProducerStateManager:
             self.entries.move_to_end(batch.producer_id)
         if batch.is_control:
             marker = parse_marker(batch)
-            return self._end_transaction(entry, batch, marker) if marker is not None else None
+            if marker is None:
+                return None
+            aborted = self._end_transaction(entry, batch, marker)
+            if marker.is_abort:
+                entry.aborted_after = youngest_connection()
+            return aborted
         entry.use_epoch(batch.producer_epoch)
         known = entry.batches
         if len(known) == NUM_BATCHES_TO_RETAIN:
@@ -198,9 +283,11 @@ class ProducerStateManager:
         metadata = BatchMetadata(batch.last_sequence, batch.last_offset, batch.last_offset_delta, batch.max_timestamp)
         entry.batches = (*known, metadata)
         entry.last_timestamp = batch.max_timestamp
-        if batch.is_transactional and entry.current_txn_first_offset is None:
-            entry.current_txn_first_offset = batch.base_offset
-            self._ongoing_txns[batch.base_offset] = batch.producer_id
+        if batch.is_transactional:
+            self.verifications.end(batch.producer_id)
+            if entry.current_txn_first_offset is None:
+                entry.current_txn_first_offset = batch.base_offset
+                self._ongoing_txns[batch.base_offset] = batch.producer_id
         return None
 
     def _forget_oldest(self) -> None:
@@ -212,6 +299,7 @@ class ProducerStateManager:
     def _end_transaction(
         self, entry: ProducerStateEntry, batch: RecordBatch, marker: EndTransactionMarker
     ) -> AbortedTxn | None:
+        self.verifications.end(batch.producer_id)
         first_offset = entry.current_txn_first_offset
         entry.use_epoch(batch.producer_epoch)
         entry.coordinator_epoch = marker.coordinator_epoch
@@ -220,10 +308,12 @@ class ProducerStateManager:
         if first_offset is None:
             return None
         self._ongoing_txns.pop(first_offset, None)
-        self._unreplicated_txns[first_offset] = batch.base_offset
+        while self._unreplicated_txns and self._unreplicated_txns[-1][1] >= first_offset:
+            self._unreplicated_txns.pop()
+        self._unreplicated_txns.append((batch.base_offset, first_offset))
         if not marker.is_abort:
             return None
-        last_stable_offset = min(self._ongoing_txns, default=batch.base_offset + 1)
+        last_stable_offset = next(iter(self._ongoing_txns), batch.base_offset + 1)
         return AbortedTxn(batch.producer_id, first_offset, batch.base_offset, last_stable_offset)
 
     # transactions
@@ -231,19 +321,30 @@ class ProducerStateManager:
     @property
     def first_unstable_offset(self) -> int | None:
         """The start of the first transaction that is open, or whose end is not replicated yet."""
-        if not self._ongoing_txns and not self._unreplicated_txns:
-            return None
-        return min((*self._ongoing_txns, *self._unreplicated_txns))
+        ongoing = next(iter(self._ongoing_txns), None)
+        if not self._unreplicated_txns:
+            return ongoing
+        unreplicated = self._unreplicated_txns[0][1]
+        return unreplicated if ongoing is None else min(ongoing, unreplicated)
+
+    @property
+    def oldest_open_timestamp(self) -> int | None:
+        """When the producer of the first open transaction wrote last."""
+        for producer_id in self._ongoing_txns.values():
+            return self.entries[producer_id].last_timestamp
+        return None
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Transactions that ended below the high watermark no longer hold back the last stable offset."""
-        if self._unreplicated_txns:
-            self._unreplicated_txns = {f: e for f, e in self._unreplicated_txns.items() if e >= high_watermark}
+        unreplicated = self._unreplicated_txns
+        while unreplicated and unreplicated[0][0] < high_watermark:
+            unreplicated.popleft()
 
     def remove_expired(self, now_ms: int) -> None:
         expired = [e.producer_id for e in self.entries.values() if self._is_expired(e, now_ms)]
         for producer_id in expired:
             del self.entries[producer_id]
+        self.verifications.remove_expired(now_ms, self.producer_id_expiration_ms)
 
     def _is_expired(self, entry: ProducerStateEntry, now_ms: int) -> bool:
         idle_ms = now_ms - entry.last_timestamp
@@ -265,6 +366,39 @@ def _check_sequence(batch: RecordBatch, entry: ProducerStateEntry) -> Refusal | 
     return Refusal(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         f"producer {batch.producer_id} sent sequence {sequence} after {last}",
+    )
+
+
+def _check_first_sequence(
+    batch: RecordBatch, entry: ProducerStateEntry | None, version: TransactionVersion, lowest_sequence: int
+) -> Refusal | None:
+    """Check the first batch of a transaction, whose producer this log may not know."""
+    sequence = batch.base_sequence
+    is_known = entry is not None and bool(entry.batches)
+    if version.bumps_epoch and not is_known:
+        lowest_sequence = 0
+    if sequence <= lowest_sequence:
+        return None
+    return Refusal(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"producer {batch.producer_id} sent sequence {sequence} before {lowest_sequence}",
+    )
+
+
+def _check_marker_epoch(
+    batch: RecordBatch, entry: ProducerStateEntry | None, version: TransactionVersion
+) -> Refusal | None:
+    """From version 2 on the coordinator bumps the epoch for every marker, so an equal one is late (KAFKA-19446).
+
+    It is a repetition if nothing is open: the answer was lost, or the coordinator moved (KAFKA-19999).
+    """
+    if entry is None or not version.bumps_epoch or batch.producer_epoch != entry.producer_epoch:
+        return None
+    if entry.current_txn_first_offset is None:
+        return None
+    return Refusal(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"a marker of producer {batch.producer_id} has the epoch {batch.producer_epoch} of the open transaction",
     )
 
 

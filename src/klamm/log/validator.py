@@ -28,6 +28,7 @@ from klamm.protocol.record_batch import (
     OFFSET_AND_LENGTH,
     RECORD_BATCH_OVERHEAD,
     TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
     RecordBatch,
     TimestampType,
     batches,
@@ -44,6 +45,7 @@ _MAX_COMPRESSION_RATIO: Final = 32
 _MAX_RECORD_ERRORS: Final = 1000
 _ZSTD: Final = 4
 _INT64_MIN: Final = -(1 << 63)
+_TRANSACTION_BITS: Final = CONTROL_BIT | TRANSACTIONAL_BIT
 
 
 class RecordError(NamedTuple):
@@ -88,7 +90,7 @@ def check_batch(view: memoryview, config: LogConfig, origin: AppendOrigin) -> Re
     batch_bytes = LOG_OVERHEAD + batch.batch_length
     if batch_bytes != size:
         return _wrong_length(batch_bytes, size)
-    if size > config.max_message_bytes:
+    if size > config.max_message_bytes and (origin is AppendOrigin.CLIENT or not batch.attributes & CONTROL_BIT):
         return Rejection(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"the record batch has {size} bytes, max.message.bytes is {config.max_message_bytes}",
@@ -131,8 +133,8 @@ def max_unpacked_bytes(config: LogConfig) -> int:
 def _check_client_batch(batch: RecordBatch) -> RecordBatch | Rejection:
     if batch.base_offset != 0:
         message = f"the base offset of a produced batch is 0, not {batch.base_offset}"
-    elif batch.attributes & CONTROL_BIT:
-        message = "clients cannot write control records"
+    elif batch.attributes & _TRANSACTION_BITS and (problem := _transaction_problem(batch)) is not None:
+        message = problem
     elif batch.producer_id >= 0 and batch.base_sequence < 0:
         message = f"producer {batch.producer_id} sent the sequence {batch.base_sequence}"
     elif batch.attributes & COMPRESSION_MASK:
@@ -144,6 +146,12 @@ def _check_client_batch(batch: RecordBatch) -> RecordBatch | Rejection:
         except ProtocolError as e:
             message = str(e)
     return Rejection(ErrorCode.INVALID_RECORD, message)
+
+
+def _transaction_problem(batch: RecordBatch) -> str | None:
+    if batch.attributes & CONTROL_BIT:
+        return "clients cannot write control records"
+    return "a transactional batch needs a producer id" if batch.producer_id < 0 else None
 
 
 def _not_a_batch(view: memoryview) -> Rejection:

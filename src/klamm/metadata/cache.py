@@ -70,6 +70,10 @@ class MetadataCache:
         """
         self._when(lambda: broker_id in self.snapshot.brokers and self._is_whole, then)
 
+    def knows_all_partitions(self, controller_epoch: int) -> bool:
+        """Whether a partition that is not in the snapshot does not exist for the controller of this epoch."""
+        return self._has_partitions and self._is_whole and self.snapshot.controller_epoch >= controller_epoch
+
     def when_partitions_known(self, then: Callable[[], None]) -> None:
         """Call `then` as soon as the first complete report of partitions by a controller is applied."""
         self._when(lambda: self._has_partitions and self._is_whole, then)

@@ -1,8 +1,8 @@
 """Topics that were deleted while this broker could not be informed: it must ask ZooKeeper.
 
 A controller informs the live brokers of a deletion, and then forgets the topic. A broker whose session has expired
-receives the whole metadata when it is back, but nothing about topics that no longer exist. And if a controller is
-deposed before it could inform all brokers, the next one has never heard of the topic.
+receives the whole metadata when it is back, but nothing about topics that no longer exist. If a controller is deposed
+before it has informed all brokers, its successor does not know the topic at all.
 
 This module decides when to ask and what to forget; the caller does the I/O.
 """
@@ -37,14 +37,14 @@ class MissedDeletionsRule:
         self._before: MetadataSnapshot | None = None
 
     def on_new_session(self, snapshot: MetadataSnapshot) -> None:
-        """Only topics known now are looked for: the server that answers has seen them, as it has the registration."""
+        """Look only for topics that are known now: a server that has seen the registration has seen them too."""
         self._before = snapshot
 
     def on_update(self, before: MetadataSnapshot, update: MetadataUpdate) -> list[Comparison]:
         """Return what to compare at the first update from a controller to this registration, or from a new controller.
 
         From then on the controller informs of deletions; topics deleted before are no longer in ZooKeeper. Offsets of
-        groups go with a topic, so ZooKeeper decides, not what the controller happens to leave out.
+        groups are deleted with a topic, so ZooKeeper decides, not the absence of the topic in an update.
         """
         comparisons = []
         if update.controller_epoch > before.controller_epoch and len(before.topics):

@@ -48,7 +48,7 @@ class MetadataSnapshot:
         """Return the snapshot after `update`, and the deleted partitions.
 
         A partition never goes back to an older state (`PartitionState.is_older_than`): an update that was held up and
-        overtaken must not undo the newer one. Deletion (leader -2) has no such guard but the topic id.
+        overtaken must not undo the newer one. For a deletion (leader -2) only the topic id is checked.
         """
         topics: dict[str, TopicState | None] = {}
         names: dict[UUID, str | None] = {}

@@ -42,15 +42,15 @@ class PartitionState:
         return self.leader == LEADER_DURING_DELETE
 
     def is_older_than(self, known: PartitionState) -> bool:
-        """Return whether replacing `known` by this state would go back in time (a request that was overtaken).
+        """Return whether this state is older than `known`, as after a request that was overtaken.
 
         A state of a later controller, or for a later registration of this broker, is newer: it was read from ZooKeeper
         since. Otherwise the znode decides. It was not deleted in between: this broker would have received that.
 
-        Using the znode's controller epoch instead of the sender's gives no order. Kafka's controller sends its own
-        with a state that it has only read, klamm's the one it has read: (6, 4, 8) and (2, 4, 8), as controller epoch,
-        leader epoch and version, are the same state, and so is (7, 4, 8). Of those, (7, 4, 0) is older than the last,
-        but as a topic without id that was created again it is newer than the first.
+        Using the znode's controller epoch instead of the sender's gives no order. Kafka's controller sends its own with
+        a state that it has only read, klamm's the one it has read: (6, 4, 8) and (2, 4, 8), as controller epoch, leader
+        epoch and version, are the same state, and so is (7, 4, 8). Of those, (7, 4, 0) is older than the last, but as a
+        topic without id that was created again it is newer than the first.
         """
         return (self.controller_epoch, self.broker_epoch, self.leader_epoch, self.partition_epoch) < (
             known.controller_epoch,
@@ -85,5 +85,5 @@ class MetadataUpdate:
 
     @property
     def is_last_slice(self) -> bool:
-        """False: the controller sends more next."""
+        """Whether no further slice of this update follows."""
         return not self.is_sliced or sum(len(topic.partitions) for topic in self.topics) != MAX_PARTITIONS

@@ -1,4 +1,4 @@
-"""BrokerTopicMetrics: what goes in and out of the broker, for all topics and for each topic."""
+"""BrokerTopicMetrics: records, bytes and requests of the broker, for all topics and for each topic."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class BrokerTopicMetrics:
         self.invalid_offset_or_sequence_records = meter("InvalidOffsetOrSequenceRecordsPerSec")
 
     def close(self) -> None:
-        """Takes the meters out of the registry."""
+        """Remove the meters from the registry."""
         for name in self._names:
             self._registry.remove(_GROUP, _TYPE, name, self._tags)
 
 
 class BrokerTopicStats:
-    """The meters by topic, made when a topic is first seen and forgotten when its last replica leaves."""
+    """The meters by topic. They are created when a topic is first used and removed with its last replica."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry

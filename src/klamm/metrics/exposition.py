@@ -1,4 +1,4 @@
-"""Prometheus text under the names that the JMX exporter's rules for Kafka (kafka-2_0_0.yml, lower-case names) give.
+"""Prometheus text, with the names of the JMX exporter's rules for Kafka (kafka-2_0_0.yml, lower-case names).
 
 | metric | exported as |
 |---|---|
@@ -43,15 +43,15 @@ def base_name(group: str, type_: str, name: str) -> str:
 
 
 def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> Iterator[str]:
-    """All members of one name as text; they are of one kind. Many members come in pieces."""
-    tags = list(members)  # pairs of all of them would hold the loop
+    """Yield all members of one name as text, in pieces if there are many. They are of one kind."""
+    tags = list(members)  # a list of all pairs would hold the loop
     base = base_name(group, type_, name)
     has_head = False
     # Other kinds have two names per family: the lines of one name belong together, below one head.
     size = PIECE if isinstance(next(iter(members.values()), None), Meter | Gauge) else max(len(tags), 1)
     for start in range(0, len(tags), size):
         items = [(each, members[each]) for each in tags[start : start + size] if each in members]
-        if not items:  # they went since
+        if not items:  # removed meanwhile
             continue
         lines = _render(base, items)
         if lines and has_head:

@@ -1,27 +1,50 @@
-"""`GET /metrics` over a minimal HTTP/1.1: one answer per connection, bounded input, no other resource."""
+"""`/metrics`, `/healthz` and `/readyz` over a minimal HTTP/1.1: one answer per connection, bounded input."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import logging
 import os
-from typing import Final, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, cast
 
 from klamm.errors import ConfigError
 from klamm.metrics.exposition import CONTENT_TYPE
 from klamm.metrics.registry import MetricsRegistry
 
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 10.0
+
+_CHALLENGE: Final = 'WWW-Authenticate: Basic realm="klamm"\r\n'
 
 _log = logging.getLogger(__name__)
 
 
 class MetricsServer:
-    """Serves a registry on the loop it was started on. The scrape gives way to other work after every metric name."""
+    """Serves a registry on the loop it was started on. A scrape yields to other work after every metric name.
 
-    def __init__(self, registry: MetricsRegistry, host: str, port: int) -> None:
+    `login` is the `user:password` that a request must have (RFC 7617).
+    """
+
+    def __init__(
+        self,
+        registry: MetricsRegistry,
+        host: str,
+        port: int,
+        *,
+        tls: SSLContext | None = None,
+        login: str | None = None,
+    ) -> None:
+        self.not_ready: str | None = "The broker is starting."
+        """Why the broker does not serve clients; None if it does. `/readyz` reports it."""
         self._registry = registry
+        self._tls = tls
+        self._credential = None if login is None else base64.b64encode(login.encode())
         self._host = host
         self._port = port
         self._server: asyncio.Server | None = None
@@ -29,15 +52,20 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The bound port, known after `start` even when port 0 was asked for."""
+        """The bound port, known after `start` even if port 0 was requested."""
         return self._port
 
     async def start(self) -> None:
-        """Raises ConfigError when the address cannot be had."""
+        """Start to listen. Raises ConfigError if the address cannot be bound."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: _HttpConnection(loop, self._registry, self._connections), self._host, self._port
+                lambda: _HttpConnection(
+                    loop, self._registry, self._connections, self._credential, lambda: self.not_ready
+                ),
+                self._host,
+                self._port,
+                ssl=self._tls,
             )
         except OSError as error:
             where = f"{self._host}:{self._port}"
@@ -59,11 +87,18 @@ class MetricsServer:
 
 class _HttpConnection(asyncio.Protocol):
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, registry: MetricsRegistry, connections: set[_HttpConnection]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        registry: MetricsRegistry,
+        connections: set[_HttpConnection],
+        credential: bytes | None = None,
+        not_ready: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._loop = loop
+        self._credential = credential
         self._registry = registry
         self._connections = connections
+        self._not_ready = not_ready
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -108,12 +143,31 @@ class _HttpConnection(asyncio.Protocol):
     async def _serve(self, head: bytes) -> None:
         method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
         path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
-        if path != b"/metrics":
-            self._respond("404 Not Found", "Metrics are under /metrics.\n")
+        if path in (b"/healthz", b"/readyz") and method in (b"GET", b"HEAD"):
+            self._answer_probe(path)
+        elif not self._is_allowed(head):
+            self._respond("401 Unauthorized", "A user and a password are required.\n", _CHALLENGE)
+        elif path not in (b"/metrics", b"/healthz", b"/readyz"):
+            self._respond("404 Not Found", "Metrics are under /metrics, health under /healthz and /readyz.\n")
         elif method not in (b"GET", b"HEAD"):
-            self._respond("405 Method Not Allowed", "GET /metrics\n")
+            self._respond("405 Method Not Allowed", f"GET {path.decode()}\n")
         else:
             await self._scrape(with_body=method == b"GET")
+
+    def _answer_probe(self, path: bytes) -> None:
+        """Supervisors ask without a password; the answer reveals no more than the state."""
+        reason = self._not_ready() if path == b"/readyz" else None
+        self._respond("503 Service Unavailable" if reason else "200 OK", f"{reason or 'ok'}\n")
+
+    def _is_allowed(self, head: bytes) -> bool:
+        if self._credential is None:
+            return True
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            scheme, _, credential = value.strip().partition(b" ")
+            if name.strip().lower() == b"authorization" and scheme.lower() == b"basic":
+                return hmac.compare_digest(credential.strip(), self._credential)
+        return False
 
     async def _scrape(self, *, with_body: bool) -> None:
         pieces = []
@@ -132,16 +186,16 @@ class _HttpConnection(asyncio.Protocol):
             await asyncio.sleep(0)
         self._close()
 
-    def _respond(self, status: str, text: str) -> None:
+    def _respond(self, status: str, text: str, header: str = "") -> None:
         body = text.encode()
-        self._write_head(status, len(body))
+        self._write_head(status, len(body), header)
         self._write(body)
         self._close()
 
-    def _write_head(self, status: str, size_bytes: int) -> None:
+    def _write_head(self, status: str, size_bytes: int, header: str = "") -> None:
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {size_bytes}\r\n"
-            "Connection: close\r\n\r\n"
+            f"{header}Connection: close\r\n\r\n"
         )
         self._write(head.encode())
 

@@ -1,4 +1,7 @@
-"""The kinds of metric: each is written by one owner in O(1) without a lock; all else is computed when it is read."""
+"""The kinds of metrics.
+
+One owner writes each in O(1) without a lock; derived values are computed when they are read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from klamm.clock import Clock
 
 WINDOW: Final = 1028
-"""Samples a histogram keeps: the newest ones. Kafka's decaying reservoir has the same size."""
+"""Number of samples that a histogram keeps, the newest ones. Kafka's decaying reservoir has the same size."""
 PERCENTILES: Final = (50, 75, 95, 98, 99, 999)
 """The percentile attributes a JMX histogram has; 999 stands for 99.9."""
 
@@ -23,7 +26,7 @@ V = TypeVar("V")
 class Meter:
     """A count of events (`meter.count += 1`) and the rates that follow from it.
 
-    The rates move when they are read: between two readings the rate is taken as constant, so no ticking task is
+    The rates are updated when they are read: the rate is assumed constant between two reads, so no periodic task is
     needed and an unread meter costs nothing.
     """
 
@@ -64,7 +67,7 @@ class Meter:
 
 
 class Gauge:
-    """A value that is asked for when it is read. `fn` must not change anything and must be cheap."""
+    """A value that is computed when it is read. `fn` must be cheap and must not change anything."""
 
     __slots__ = ("fn",)
 
@@ -105,7 +108,7 @@ class GaugeTable(Generic[K, V]):
 
 
 class Histogram:
-    """Count of all samples, percentiles of the newest `WINDOW` ones."""
+    """The count of all samples, and percentiles of the newest `WINDOW` samples."""
 
     __slots__ = ("_cache", "count", "samples")
 
@@ -119,7 +122,7 @@ class Histogram:
         self.count += 1
 
     def percentiles(self) -> tuple[Number, ...]:
-        """In the order of `PERCENTILES`; zeros before the first sample."""
+        """Return the percentiles in the order of `PERCENTILES`; zeros before the first sample."""
         if self._cache[0] != self.count:
             count = self.count
             self._cache = (count, percentiles_of(sorted(self.samples.copy())))
@@ -127,7 +130,7 @@ class Histogram:
 
 
 class SampleTable:
-    """Several histograms that are always updated together: one append a row, one histogram a column."""
+    """Several histograms that are always updated together: a row per update, a histogram per column."""
 
     __slots__ = ("count", "rows")
 
@@ -186,11 +189,10 @@ class Timer:
 
 
 class BusyRatio:
-    """How much of the time its owner does not work (`ratio.busy_seconds += ...`).
+    """The share of time in which its owner does no work (`ratio.busy_seconds += ...`).
 
     `count_ns`, the idle time, only grows and is exact; `value` is its rate, weighted over the last minute as Kafka's
-    OneMinuteRate is.
-    With `inverted` it is the share of time spent, not spared (`AcceptorBlockedPercent`).
+    OneMinuteRate is. With `inverted` it is the busy share instead (`AcceptorBlockedPercent`).
     """
 
     __slots__ = ("_began_at", "_clock", "_inverted", "_read_at", "_read_ns", "_started_at", "_value", "busy_seconds")
@@ -244,7 +246,7 @@ class BusyRatio:
 
 
 def percentiles_of(ordered: Sequence[Number]) -> tuple[Number, ...]:
-    """The percentiles of sorted samples, interpolated between neighbours as Kafka's snapshots are."""
+    """Return the percentiles of sorted samples, interpolated between neighbours as in Kafka's snapshots."""
     return tuple(_quantile(ordered, p / 1000 if p > 100 else p / 100) for p in PERCENTILES)
 
 

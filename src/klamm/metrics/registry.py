@@ -40,15 +40,15 @@ class MetricsRegistry:
     def gauge(
         self, group: str, type_: str, name: str, fn: Callable[[], object], tags: Mapping[str, str] | None = None
     ) -> Gauge:
-        """Registers `fn` under the name; a gauge that was there before gives way (its owner was replaced)."""
+        """Register `fn` under the name. It replaces an earlier gauge, whose owner was replaced."""
         return self.register(group, type_, name, tags, Gauge(fn))
 
     def gauge_table(self, group: str, type_: str, name: str, table: GaugeTable[Any, Any]) -> None:
-        """Registers all gauges of one name at once. `find` does not know its members."""
+        """Register all gauges of one name at once. `find` does not find its members."""
         self._tables[group, type_, name] = table
 
     def register(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None, metric: M) -> M:
-        """Registers a metric made elsewhere, for instance a column of a `SampleTable`."""
+        """Register an existing metric, for instance a column of a `SampleTable`."""
         key, tag_key = (group, type_, name), _tags(tags)
         self._families.setdefault(key, {})[tag_key] = metric
         for tag in tag_key:
@@ -62,7 +62,10 @@ class MetricsRegistry:
         self._remove((group, type_, name), _tags(tags))
 
     def remove_tagged(self, tag: str, value: str) -> None:
-        """Forgets every metric that carries the tag, for instance `topic` after a deletion. Cost: those metrics."""
+        """Remove every metric with the tag, for instance `topic` after a deletion.
+
+        The cost is that of these metrics.
+        """
         for key, tags in list(self._tagged.get((tag, value), ())):
             self._remove(key, tags)
 
@@ -72,7 +75,7 @@ class MetricsRegistry:
         return sum(map(len, list(self._families.values()))) + sum(map(len, list(self._tables.values())))
 
     def families(self) -> Iterator[str]:
-        """The exposition in pieces, so that a scrape can give way to other work in between."""
+        """Yield the exposition in pieces, so that a scrape can yield to other work in between."""
         for (group, type_, name), members in list(self._families.items()):
             yield from render_family(group, type_, name, members)
         for (group, type_, name), table in list(self._tables.items()):

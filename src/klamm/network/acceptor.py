@@ -16,6 +16,7 @@ from klamm.network.connection import Connection
 from klamm.network.connection_quotas import Admission, ConnectionQuotas
 from klamm.network.listening import bind_sockets
 from klamm.network.processor import Processor
+from klamm.network.tls_handshakes import TlsHandshakes
 
 OS_DEFAULT: Final = -1
 """The socket buffer size that leaves the choice to the system."""
@@ -55,6 +56,7 @@ class Acceptor:
         self._waiting: deque[Connection] = deque()
         self._open: dict[Connection, None] = {}
         self._next_index = 0
+        self._handshakes = TlsHandshakes(processor.environment, self.new_connection)
         prefix = "ControlPlane" if processor.is_control_plane else ""
         tags = {"listener": endpoint.listener}
         name = f"{prefix}AcceptorBlockedPercent"
@@ -66,6 +68,9 @@ class Acceptor:
         try:
             for sock in await bind_sockets(loop, endpoint.host, endpoint.port, receive_buffer):
                 self.port = sock.getsockname()[1]
+                if self.processor.environment.security.has_tls:
+                    self._handshakes.listen(sock, self._backlog)
+                    continue
                 server = await loop.create_server(self.new_connection, sock=sock, backlog=self._backlog)
                 self._servers.append(server)
         except OSError as error:
@@ -79,7 +84,7 @@ class Acceptor:
     @property
     def sockets(self) -> list[socket.socket]:
         """The listening sockets."""
-        return [sock for server in self._servers for sock in server.sockets]
+        return [*self._handshakes.sockets, *(sock for server in self._servers for sock in server.sockets)]
 
     def start_processing(self) -> None:
         self._is_started = True
@@ -116,6 +121,7 @@ class Acceptor:
         context = connection.context
         connection.index = self._next_index
         self._next_index = (self._next_index + 1) % MAX_CONNECTION_INDEX
+        context.order = self.processor.environment.orders.take()
         context.connection_id = f"{local[0]}:{local[1]}-{remote[0]}:{remote[1]}-{connection.index}"
         context.listener_name = self.endpoint.listener
         context.security_protocol = self.endpoint.security_protocol
@@ -144,7 +150,10 @@ class Acceptor:
     def _admit(self, connection: Connection) -> None:
         connection.is_admitted = True
         self.processor.add(connection)
-        connection.admit()
+        if self.processor.environment.security.has_tls:
+            self._handshakes.begin(connection)
+        else:
+            connection.admit()
 
     def _wait(self, connection: Connection) -> None:
         if len(self._waiting) >= self._backlog:
@@ -163,6 +172,7 @@ class Acceptor:
 
     def close(self) -> None:
         """Stop listening; connections stay open."""
+        self._handshakes.close()
         for server in self._servers:
             server.close()
 

@@ -13,16 +13,18 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Final, cast
 
 from klamm.errors import ErrorCode, ProtocolError
+from klamm.network.charging import charge
 from klamm.network.connection_environment import ConnectionEnvironment
-from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE, PausableProtocol
-from klamm.network.request import Request, Responder, Steps
-from klamm.network.request_context import ChannelContext
+from klamm.network.gate import SASL_KEYS, Answer
+from klamm.network.guarded import GuardedProtocol
+from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE
+from klamm.network.request import Request, Steps
 from klamm.network.request_decoder import RequestDecoder
 from klamm.network.request_metrics import MAX_CODES
-from klamm.network.request_pipeline import FLUSH_BYTES, RequestPipeline
+from klamm.network.request_pipeline import FLUSH_BYTES, RequestPipeline, encoded_in_slices
 from klamm.network.request_queue import Lane
-from klamm.protocol.frames import FrameReader
-from klamm.protocol.wire import BytesLike, Message, encode, encode_in_slices
+from klamm.protocol.chunked import Held
+from klamm.protocol.wire import BytesLike, Message, encode
 
 MAX_IN_FLIGHT: Final = 10
 """Requests of one connection that are in the broker at once. Clients send up to 5, or 1 if they insist on order."""
@@ -30,8 +32,8 @@ MAX_IN_FLIGHT: Final = 10
 _log = logging.getLogger(__name__)
 
 
-class Connection(PausableProtocol, Responder):
-    """Owner: the broker loop."""
+class Connection(GuardedProtocol):
+    """The `Responder` of its requests. Owner: the broker loop."""
 
     __slots__ = (
         "__weakref__",
@@ -44,13 +46,12 @@ class Connection(PausableProtocol, Responder):
         "_on_made",
         "_pipeline",
         "_pool",
-        "_reader",
+        "_quotas",
         "_recorder",
         "_traffic",
         "_unfinished_bytes",
         "_unsent",
         "_unsent_bytes",
-        "context",
         "decoder",
         "get_buffer",
         "index",
@@ -66,9 +67,8 @@ class Connection(PausableProtocol, Responder):
         on_made: Callable[[Connection, asyncio.Transport], None],
         on_lost: Callable[[Connection], None],
     ) -> None:
-        super().__init__(environment.loop)
+        super().__init__(environment)
         channel = environment.channel
-        self.context = ChannelContext()
         self.decoder = RequestDecoder()
         self.index = -1
         self.is_admitted = False
@@ -78,11 +78,11 @@ class Connection(PausableProtocol, Responder):
         self._on_made = on_made
         self._on_lost = on_lost
         self._channel = channel
+        self._quotas = channel.quotas
         self._recorder = environment.recorder
         self._traffic = environment.traffic
         self._monotonic = environment.clock.monotonic
         self._pool = channel.memory_pool if channel.memory_pool.limit_bytes > 0 else None
-        self._reader = FrameReader(environment.max_request_bytes, environment.scratch)
         self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign]
         is_control_plane = environment.is_control_plane
         self._pipeline = RequestPipeline(self, environment.apis, self._reader, is_control_plane=is_control_plane)
@@ -96,8 +96,11 @@ class Connection(PausableProtocol, Responder):
     # The transport calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        is_secured = self._transport is not None  # The TLS handshake is done.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)
+        self._transport.set_write_buffer_limits(high=is_secured)  # To TLS, an empty buffer exceeds a limit of 0.
+        if is_secured:
+            return
         self.last_active_at = self._monotonic()
         self.pause(NOT_ADMITTED)
         self._on_made(self, self._transport)
@@ -193,12 +196,14 @@ class Connection(PausableProtocol, Responder):
         pipeline, pool = self._pipeline, self._pool
         frames = pipeline.frames
         while frames and not self.paused:
-            # Control requests do not wait for memory: the requests that hold it may be waiting for them.
-            if pool is not None and pool.used_bytes >= pool.limit_bytes and not pipeline.is_next_control():
-                pool.waiting[self._on_memory] = None
-                self.pause(MEMORY)
-                return
             try:
+                if (self.gate.is_closed or frames[0][:2] in SASL_KEYS) and not self._at_gate(frames, now):
+                    continue
+                # Control requests do not wait for memory: the requests that hold it may be waiting for them.
+                if pool is not None and pool.used_bytes >= pool.limit_bytes and not pipeline.is_next_control():
+                    pool.waiting[self._on_memory] = None
+                    self.pause(MEMORY)
+                    return
                 request = pipeline.next_request(now)
             except ProtocolError as error:
                 self._refuse_peer(str(error))
@@ -216,6 +221,24 @@ class Connection(PausableProtocol, Responder):
         self._channel.note_received()
         request.api.metrics.count_errors((ErrorCode.UNSUPPORTED_VERSION,))
         self._finish(request, request.response_parts)
+
+    def _give(self, answer: Answer, now: float) -> None:
+        if answer.message is None:
+            self._give_token(answer.token)
+            return
+        self._channel.note_received()
+        request = self._pipeline.answered(answer.key, answer.version, answer.correlation_id, now)
+        if answer.problem is not None:
+            request.close_connection()
+        request.api.metrics.count_errors(request.api.read_error_codes(answer.message) or ())
+        self._finish(request, encode(answer.message, answer.version))
+
+    def _give_token(self, token: bytes | None) -> None:
+        """Write a bare token: its peer has not sent anything else before that is not answered yet."""
+        if token is None or self._pipeline.in_flight:
+            self.close()
+        else:
+            self._write([len(token).to_bytes(4, "big") + token], 4 + len(token))
 
     def _on_queue_room(self) -> None:
         self.resume(QUEUE_FULL)
@@ -266,6 +289,8 @@ class Connection(PausableProtocol, Responder):
         self._channel.add_unsent(size_bytes)
 
     def complete(self, request: Request, response: Message | None) -> Steps | None:
+        if self._quotas.is_enabled:
+            response = charge(self._quotas, request, response)
         if response is None or self.is_closed:
             self._finish(request, None)
             return None
@@ -278,11 +303,13 @@ class Connection(PausableProtocol, Responder):
         return None
 
     def _begin_encoding(self, request: Request, response: Message, codes: Iterable[int] | None) -> Steps | None:
-        steps = self._finish_in_slices(request, _encoded_in_slices(request, response, codes))
+        held: Held = [] if request.held is None else request.held
+        steps = self._finish_in_slices(request, encoded_in_slices(request, response, codes, held))
         try:
             next(steps)
         except StopIteration:
             return None
+        request.held = held
         return steps
 
     def _finish_in_slices(self, request: Request, encoding: Generator[None, None, list[BytesLike]]) -> Steps:
@@ -368,6 +395,7 @@ class Connection(PausableProtocol, Responder):
     # Reading.
 
     def admit(self) -> None:
+        self._limit_authentication()
         self.resume(NOT_ADMITTED)
 
     def stop_reading(self) -> None:
@@ -409,6 +437,7 @@ class Connection(PausableProtocol, Responder):
         self.is_closed = True
         self._set_write_paused(False)
         self._cancel_throttle()
+        self._cancel_authentication()
         self._record_unsent(self._monotonic())
         if self._unfinished_bytes:
             self._note_unfinished(0)
@@ -419,15 +448,3 @@ class Connection(PausableProtocol, Responder):
         self._mark_ready()
         self._transport = None
         self._on_lost(self)
-
-
-def _encoded_in_slices(
-    request: Request, response: Message, codes: Iterable[int] | None
-) -> Generator[None, None, list[BytesLike]]:
-    """Count the errors of a response and encode it."""
-    api = request.api
-    if codes is None:
-        yield from api.count_errors_in_slices(response)
-    else:
-        api.metrics.count_errors(codes)
-    return (yield from encode_in_slices(response, api.version))

@@ -6,9 +6,24 @@ import asyncio
 
 from klamm.clock import Clock
 from klamm.metrics import BusyRatio
+from klamm.model import ConnectionOrder
 from klamm.network.api_table import ApiTable
 from klamm.network.request_channel import RequestChannel
 from klamm.network.request_recorder import RequestRecorder
+from klamm.security.listener_security import ListenerSecurity
+
+
+class ConnectionOrders:
+    """Numbers the connections of all listeners of a process in the order of their acceptance: 1, 2, 3, ..."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: ConnectionOrder = 0
+
+    def take(self) -> ConnectionOrder:
+        self.last += 1
+        return self.last
 
 
 class Traffic:
@@ -35,6 +50,7 @@ class ConnectionEnvironment:
         scratch: bytearray,
         max_request_bytes: int,
         is_control_plane: bool,
+        orders: ConnectionOrders,
     ) -> None:
         self.loop = loop
         self.clock = clock
@@ -43,5 +59,8 @@ class ConnectionEnvironment:
         self.scratch = scratch
         self.max_request_bytes = max_request_bytes
         self.is_control_plane = is_control_plane
+        self.orders = orders
         self.recorder = RequestRecorder(apis)
         self.traffic = Traffic(clock)
+        self.security = ListenerSecurity()
+        """How peers prove who they are; the owner of the listener sets it before the first connection."""

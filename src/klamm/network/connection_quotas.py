@@ -11,7 +11,7 @@ from klamm.lazy_dataclass import lazy_dataclass
 
 NO_LIMIT: Final = 2**31 - 1
 BROKER_RESERVE: Final = 64
-"""Connections above a limit that are kept for the addresses of brokers."""
+"""Connections above a limit that are reserved for the addresses of brokers."""
 
 
 class Admission(Enum):
@@ -23,7 +23,7 @@ class Admission(Enum):
     ADMIT_AND_EVICT = "admit and evict"
     """The broker is full but the listener is protected: the least recently used connection of another one must go."""
     REFUSE = "refuse"
-    """The address has its share."""
+    """The address has reached its limit."""
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ConnectionQuotas:
         return self._by_ip.get(ip, 0)
 
     def acquire(self, listener: str, ip: str) -> Admission:
-        """Decides on a new connection; it is counted when it is admitted."""
+        """Decide on a new connection. It is counted when it is admitted."""
         limits = self.limits
         is_protected = listener in self._protected_listeners
         per_ip = limits.max_connections_per_ip_overrides.get(ip, limits.max_connections_per_ip)

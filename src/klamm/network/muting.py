@@ -20,6 +20,8 @@ MEMORY: Final = 32
 """`queued.max.request.bytes` are in use."""
 CLOSING: Final = 64
 """The connection accepts no further requests."""
+AUTHENTICATION: Final = 128
+"""Too many logins of the address have failed: this one waits for its turn."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 _TCP_ESTABLISHED: Final = 1
@@ -36,6 +38,11 @@ class PausableProtocol(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._unmute: asyncio.TimerHandle | None = None
         self._unmute_at = 0.0
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The transport of an open connection."""
+        return self._transport
 
     def pause(self, reason: int) -> None:
         if not self.paused and self._transport is not None and not self._transport.is_closing():

@@ -13,10 +13,12 @@ from klamm.network.connection_environment import ConnectionEnvironment
 
 _log = logging.getLogger(__name__)
 _GROUP: Final = "kafka.network"
+TIMER_MARGIN_S: Final = 0.001
+"""How much later than due the timer of idle connections fires."""
 
 
 class Processor:
-    """Shares the loop with all others. Its idle ratio counts reading, parsing and writing, not handling."""
+    """Shares the loop with the other processors. Its idle ratio counts reading, parsing and writing, not handling."""
 
     def __init__(
         self,
@@ -50,13 +52,19 @@ class Processor:
             _GROUP, "RequestChannel", "ResponseQueueSize", lambda: self.response_queue_size, {"processor": str(self.id)}
         )
         tags = {"listener": self.listener_name, "networkProcessor": str(self.id)}
+        counts = self.environment.security.counts
         for name, fn in {
+            "successful-authentication-total": lambda: counts.succeeded,
+            "failed-authentication-total": lambda: counts.failed,
+            "successful-reauthentication-total": lambda: counts.succeeded_again,
+            "failed-reauthentication-total": lambda: counts.failed_again,
+            "successful-authentication-no-reauth-total": lambda: counts.without_reauthentication,
             "connection-count": lambda: len(self.connections),
             "connection-creation-total": lambda: self.connections_created,
             "connection-close-total": lambda: self.connections_closed,
             "incoming-byte-total": lambda: traffic.incoming_bytes,
             "outgoing-byte-total": lambda: traffic.outgoing_bytes,
-            "expired-connections-killed-count": lambda: self.expired_connections_killed,
+            "expired-connections-killed-count": lambda: self.expired_connections_killed + counts.expired,
         }.items():
             registry.gauge("kafka.server", "socket-server-metrics", name, fn, tags)
 
@@ -93,7 +101,8 @@ class Processor:
         """Set one timer for all connections: it is due for the one that was checked first."""
         if self._idle_timer is None and self._idle_heap:
             due = self._idle_heap[0][0] + self._connections_max_idle_ms / 1000
-            delay = max(0.0, due - self._monotonic())
+            # With rounding, a timer without a margin may find the connection not due yet, and spin until it is.
+            delay = max(0.0, due - self._monotonic()) + TIMER_MARGIN_S
             self._idle_timer = self.environment.loop.call_later(delay, self._close_idle)
 
     def _close_idle(self) -> None:

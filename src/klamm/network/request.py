@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Collection, Generator
+from typing import Any, Final, Protocol
 
 from klamm.network.api_table import VersionedApi
 from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.network.request_decoder import RequestDecoder
+from klamm.protocol.chunked import CHUNK, Held, release, rows_of
 from klamm.protocol.frames import Frame
 from klamm.protocol.wire import BytesLike, Message
 
+_SHORTEST_SLICE: Final = 1e-9
 Steps = Generator[None, None, None]
 """Work in slices: each step takes at most a few milliseconds."""
 
@@ -23,6 +25,7 @@ class Request(RequestContext):
         "connection",
         "dequeued_at",
         "frame",
+        "held",
         "is_complete",
         "is_dropped",
         "local_done_at",
@@ -33,9 +36,14 @@ class Request(RequestContext):
         "response_parts",
         "response_size_bytes",
         "size_bytes",
+        "slice_at",
+        "sliced_seconds",
         "split_name",
         "turn_at",
     )
+
+    slice_at: float
+    """When the current slice began, if there was an earlier one."""
 
     def __init__(
         self,
@@ -58,10 +66,14 @@ class Request(RequestContext):
         self.frame: Frame = frame
         """Header and body until a handler decodes them, then empty."""
         self.size_bytes = len(frame)
+        self.held: Held | None = None
+        """The lists of a large request and of its response, which are freed in steps after the request's end."""
         self.pooled_bytes = 0
         """The share of the memory pool that the frame holds."""
         self.received_at = self.dequeued_at = self.local_done_at = self.remote_done_at = self.turn_at = received_at
         """`turn_at`: this response and all earlier ones of the connection were complete."""
+        self.sliced_seconds = 0.0
+        """The handler's time in earlier slices; 0 for a request that takes one."""
         self.is_complete = False
         self.is_dropped = False
         """An earlier request of the connection was malformed: this one is not handled."""
@@ -71,25 +83,54 @@ class Request(RequestContext):
         self.split_name: str | None = None
 
     @property
+    def handler_seconds(self) -> float:
+        """How long the handler has held the loop. A wait for something else does not count."""
+        if self.sliced_seconds:
+            return self.sliced_seconds + self.local_done_at - self.slice_at
+        return self.local_done_at - self.dequeued_at
+
+    @property
+    def api_name(self) -> str:
+        return self.api.name
+
+    def note_first_slice(self, seconds: float) -> None:
+        """Note that the request takes further slices, and for how long the handler has held the loop until now."""
+        if not self.sliced_seconds:
+            self.sliced_seconds = max(seconds, _SHORTEST_SLICE)
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether handling the request is useless: its connection has ended, and it changes nothing."""
         return self.is_dropped or (self.api.is_read and self.connection.has_ended())
 
+    def has_ended(self) -> bool:
+        return self.connection.has_ended()
+
     def response_room(self) -> int:
         return self.connection.response_room()
+
+    def hold(self, *collections: Collection[Any]) -> None:
+        for collection in collections:
+            if self.held is None and len(collection) > CHUNK:
+                self.held = []
+            if self.held is not None:
+                self.held[:0] = rows_of(collection)  # It may refer to arrays of the request, which come later.
+
+    def freed(self) -> Steps:
+        held, self.held = self.held, None
+        if held is not None:
+            yield from release(held)
 
     def reserve_response(self, size_bytes: int) -> None:
         self.reserved_bytes += size_bytes
         self.connection.reserve_response(size_bytes)
 
 
-class Responder(ABC):
+class Responder(Protocol):
     """The connection of a request, as handlers use it.
 
     Each request ends with one call of `complete`, `complete_with_close`, `refuse` or `drop`.
     """
-
-    __slots__ = ()
 
     context: ChannelContext
     decoder: RequestDecoder
@@ -97,41 +138,32 @@ class Responder(ABC):
     paused: int
     """The reasons not to read the connection, see `muting`."""
 
-    @abstractmethod
     def complete(self, request: Request, response: Message | None) -> Steps | None:
         """End a request with its response, or without one. Return the remaining steps if encoding takes long.
 
         Raises ValueError if the response cannot be encoded: a bug in the handler.
         """
 
-    @abstractmethod
     def complete_with_close(self, request: Request) -> None:
         """End a request by closing the connection instead of a response."""
 
-    @abstractmethod
     def refuse(self, request: Request, reason: str) -> None:
         """End a malformed request: earlier requests are answered, later ones dropped, then the connection closes."""
 
-    @abstractmethod
     def drop(self, request: Request) -> None:
         """End a request that was not handled."""
 
-    @abstractmethod
     def begin_slices(self, request: Request) -> None:
         """Hold back the next requests of the connection: this one is worked on in slices."""
 
-    @abstractmethod
     def end_slices(self, request: Request) -> None:
         """Release the next requests of the connection."""
 
-    @abstractmethod
     def has_ended(self) -> bool:
         """Return whether the client has closed the connection, even if the loop has not noticed yet."""
 
-    @abstractmethod
     def response_room(self) -> int:
         """Return how many bytes of records a response may carry now."""
 
-    @abstractmethod
     def reserve_response(self, size_bytes: int) -> None:
         """Count bytes as unsent before the response is complete."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from klamm.metrics import MetricsRegistry
+from klamm.network.charging import NO_QUOTAS, RequestQuotas
 from klamm.network.hoard import Hoard
 from klamm.network.request import Request
 from klamm.network.request_queue import Lane, RequestQueue
@@ -62,9 +63,11 @@ class RequestChannel:
         queued_max_requests: int = 500,
         queued_max_request_bytes: int = UNLIMITED,
         monotonic: Callable[[], float] | None = None,
+        quotas: RequestQuotas = NO_QUOTAS,
     ) -> None:
         monotonic = monotonic if monotonic is not None else loop.time
         self._loop = loop
+        self.quotas: Final = quotas
         self.data = RequestQueue(queued_max_requests)
         self.control = RequestQueue(CONTROL_PLANE_QUEUE_LIMIT)
         self.memory_pool = MemoryPool(queued_max_request_bytes)

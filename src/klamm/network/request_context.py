@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from klamm.model import SecurityProtocol
+from klamm.model import ConnectionOrder, SecurityProtocol
 from klamm.protocol.wire import Message
+from klamm.security.listener_security import ANONYMOUS
 
-ANONYMOUS: Final = "User:ANONYMOUS"
 _UNLIMITED: Final = 2**31 - 1
 Dispatched = Message | asyncio.Future[Any] | Generator[None, None, Any] | None
 """The result of a handler: the response, a future of the response, or None if there is no response (acks=0).
@@ -27,7 +27,12 @@ class Plane(Enum):
 
 
 class ChannelContext:
-    """Properties of a connection that all its requests share."""
+    """Properties of a connection that all its requests share.
+
+    `order` is its position among all connections that this broker process accepted: 1, 2, 3, ... `features_epoch` is
+    the epoch of the features that ApiVersions has reported on it; -1 before. `principal` is the identity that the peer
+    has proved. `peer_broker_id` is the broker of this cluster that has proved itself, None for others.
+    """
 
     __slots__ = (
         "client_host",
@@ -35,7 +40,10 @@ class ChannelContext:
         "client_software_name",
         "client_software_version",
         "connection_id",
+        "features_epoch",
         "listener_name",
+        "order",
+        "peer_broker_id",
         "principal",
         "security_protocol",
     )
@@ -49,15 +57,21 @@ class ChannelContext:
         client_host: str = "127.0.0.1",
         client_port: int = 0,
         principal: str = ANONYMOUS,
+        order: ConnectionOrder = 0,
+        peer_broker_id: int | None = None,
     ) -> None:
         self.connection_id = connection_id
+        self.order = order
         self.listener_name = listener_name
         self.security_protocol = security_protocol
         self.client_host = client_host
         self.client_port = client_port
         self.principal = principal
+        self.peer_broker_id = peer_broker_id
+        """The registered broker that proved itself on this connection; None for clients."""
         self.client_software_name = "unknown"
         self.client_software_version = "unknown"
+        self.features_epoch = -1
 
 
 class RequestContext:
@@ -101,12 +115,31 @@ class RequestContext:
         """Close the connection after this request's response, or at once if it has none (acks=0 and an error)."""
         self.closes_connection = True
 
+    def has_ended(self) -> bool:
+        """Return whether the client has closed the connection."""
+        return False
+
     def response_room(self) -> int:
         """Return how many bytes of records the response may carry: fewer while other clients do not read theirs."""
         return _UNLIMITED
 
+    def hold(self, *collections: Collection[Any]) -> None:
+        """Free these after the request's end, in steps, if they are large or the request is.
+
+        Dictionaries and sets are emptied then, so nobody else may use them.
+        """
+
+    def freed(self) -> Generator[None, None, None]:
+        """The steps that free the request and what was held: for a handler that waits long and needs neither."""
+        yield from ()
+
     def reserve_response(self, size_bytes: int) -> None:
         """Count `size_bytes` as unsent from now on, although the response may be delayed."""
+
+    @property
+    def api_name(self) -> str:
+        """The name of the API, such as Fetch."""
+        return str(self.api_key)
 
     @property
     def connection_id(self) -> str:

@@ -4,16 +4,17 @@ Kafka has `num.io.threads` threads that block on the queue. Here handlers are pl
 handler is not a thread but a share of a loop turn: in each turn the pool first empties the control queue, then lets
 each of its `size` handlers take one data request, or more until a millisecond is over, sends the responses, and gives
 the loop back so that sockets are read and written in between. A larger pool favours throughput, a smaller one the
-latency of everything else on the loop. The hand-over is one `call_soon` a turn: about 0.2 us a request where waking
-tasks on a queue costs 2 us and more.
+latency of everything else on the loop. The hand-over is one `call_soon` per turn: about 0.2 us per request, where
+waking tasks on a queue costs 2 us and more.
 
 A control request that waits for something (a topic's configuration, other changes) continues in steps of one loop turn
 each. While one is under way the pool gives the loop back `CONTROL_ROUNDS` times, for `CONTROL_SECONDS` at most, before
-it takes data requests again, so that a dozen short steps do not cost a dozen milliseconds of other people's produces,
-and long ones do not cost the others their turns.
+it takes data requests again, so that a dozen short steps do not delay the control request by a dozen milliseconds of
+produces, and long steps do not keep data requests from their turns.
 
 A request above `WHOLE_BYTES` is decoded in slices, and a handler or an encoder may work in slices too (`sliced_work`).
-While there is such work, every other turn continues it, so it delays a small request by one turn.
+A message that took several slices is freed in slices, too, after the request's end. While there is such work, every
+other turn continues it, so it delays a small request by one turn.
 
 `RequestHandlerAvgIdlePercent` is the share of time in which no data request was being handled, the control plane's the
 same for control requests.
@@ -23,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from functools import partial
 from types import GeneratorType
 from typing import Any, Final
@@ -40,16 +42,18 @@ from klamm.protocol.wire import Message
 
 _log = logging.getLogger(__name__)
 TURN_SECONDS: Final = 0.001
-"""A younger turn continues after every handler has had its request.
+"""Until this time a turn continues after every handler has had its request.
 
-Small requests are so answered in larger groups, with fewer system calls: 16 KiB produces took 7 to 10 % less CPU.
+Small requests are then answered in larger groups, with fewer system calls: 16 KiB produces took 7 to 10 % less CPU.
 """
 MAX_TURN_SECONDS: Final = 0.004
-"""A turn that is older takes no further request, even if a handler is free."""
+"""After this time a turn takes no further request, even if a handler is free."""
 SLICE_SECONDS: Final = 0.002
 """Maximum time of a turn for requests that take several slices."""
 WHOLE_BYTES: Final = 16 * 1024
 """Larger requests are decoded in slices."""
+FEW_ROWS: Final = 2
+"""Requests that were decoded in so many slices are freed at once: most have large records and few partitions."""
 CONTROL_ROUNDS: Final = 8
 CONTROL_SECONDS: Final = 0.002
 _GROUP: Final = "kafka.server"
@@ -81,10 +85,14 @@ class KafkaRequestHandlerPool:
         self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done)
         self._was_sliced = False
         self._was_control_sliced = False
-        """Control requests do not come first here: anybody can send large ones, which are refused after all."""
+        """Control requests do not come first here: any client can send large ones, although they are refused in the
+        end.
+        """
         self._control_under_way = 0
         self._rounds = 0
         self._data_at = 0.0
+        self.on_failed: Callable[[Request, str], None] = lambda request, error: None
+        """Called when a handler failed, before its connection is closed."""
         self._idle = registry.busy_ratio(_GROUP, _TYPE, "RequestHandlerAvgIdlePercent")
         self._control_idle = registry.busy_ratio(_GROUP, _TYPE, "ControlPlaneRequestHandlerAvgIdlePercent")
 
@@ -97,7 +105,7 @@ class KafkaRequestHandlerPool:
         return self._serves_data
 
     def start(self, *, data: bool = True) -> None:
-        """Begins to handle what is queued; until then requests wait. Without `data`, control requests only."""
+        """Start handling queued requests. Without `data`, handle control requests only."""
         self._is_running = True
         self._serves_data = data
         self._channel.wake_handlers = self._schedule
@@ -108,15 +116,15 @@ class KafkaRequestHandlerPool:
         self._schedule()
 
     def resize(self, num_io_threads: int) -> None:
-        """Changes the number of handlers, from the next turn on; no request is lost or handled twice."""
+        """Change the number of handlers from the next turn on. No request is lost or handled twice."""
         if num_io_threads < 1:
             raise ValueError(f"num.io.threads is {num_io_threads}; at least one handler is needed")
         if num_io_threads != self._size:
-            _log.info("The request handlers go from %d to %d", self._size, num_io_threads)
+            _log.info("num.io.threads changed from %d to %d", self._size, num_io_threads)
         self._size = num_io_threads
 
     def shutdown(self) -> None:
-        """Handles nothing more; what is queued stays queued."""
+        """Stop handling requests; queued requests stay in the queue."""
         self._is_running = False
 
     def _schedule(self) -> None:
@@ -147,7 +155,7 @@ class KafkaRequestHandlerPool:
             self._schedule()
 
     def _continue_sliced(self) -> bool:
-        """Goes on with a request that takes several slices, in every other turn; whether it did."""
+        """Continue a request that takes several slices, in every other turn. Return whether there was one."""
         is_control = bool(self._sliced_control) and not (self._sliced and self._was_control_sliced)
         work, ratio = (self._sliced_control, self._control_idle) if is_control else (self._sliced, self._idle)
         if not work or self._was_sliced:
@@ -166,7 +174,7 @@ class KafkaRequestHandlerPool:
         return self._monotonic() < self._data_at + CONTROL_SECONDS
 
     def _answer_api_versions(self, data: RequestQueue) -> None:
-        """While the data plane is closed: other brokers ask for versions before they send control requests."""
+        """Answer ApiVersions while the data plane is closed: other brokers send it before control requests."""
         for request in data.take_all(API_VERSIONS):
             request.dequeued_at = self._monotonic()
             self._handle(request)
@@ -184,7 +192,7 @@ class KafkaRequestHandlerPool:
         ratio.busy_seconds += now - start
 
     def _handle(self, request: Request) -> float:
-        """Runs the API; returns the time at which it was done."""
+        """Run the API and return the time at which it was done."""
         request.now_ms = self._now_ms()
         connection = request.connection
         if request.is_dropped or ((connection.is_closed or connection.paused) and request.is_abandoned):
@@ -205,22 +213,30 @@ class KafkaRequestHandlerPool:
         return self._monotonic()
 
     def _handle_large(self, request: Request) -> Steps:
+        request.held = []
+        rest = None
         try:
-            decoding = request.connection.decoder.decode_in_slices(request.api, request.frame)
+            decoding = request.connection.decoder.decode_in_slices(request.api, request.frame, request.held)
             request.frame = b""
             request.client_id, message = yield from decoding
+            if len(request.held) <= FEW_ROWS:
+                request.held = None
             rest = self._dispatch(request, message)
             del message, decoding  # Not kept while the response is encoded.
         except ProtocolError as error:
             request.connection.refuse(request, str(error))
-            return
         finally:
             self._channel.release_memory(request)
         if rest is not None:
             yield from rest
+        if request.is_complete:
+            yield from request.freed()
 
     def _dispatch(self, request: Request, message: Message) -> Steps | None:
-        """Calls the handler; returns the steps that are left if it, or encoding its response, works in slices."""
+        """Call the handler.
+
+        Return the remaining steps if the handler or the encoding of its response works in slices.
+        """
         api = request.api
         try:
             if api.metric_name is not None:
@@ -256,24 +272,35 @@ class KafkaRequestHandlerPool:
             request.local_done_at = request.remote_done_at = self._monotonic()
             self._on_bug(request)
             return
+        result = None  # Not kept while it is freed.
         if steps is not None:
             yield from steps
+        elif request.is_complete:
+            yield from request.freed()
 
     def _guard(self, request: Request, steps: Steps) -> Steps:
+        """Steps of encoding, then of freeing."""
         try:
             yield from steps
         except Exception:
             self._on_bug(request)
+        yield from request.freed()
 
     # Work in slices.
 
     def _begin(self, request: Request, steps: Steps) -> None:
-        """Does the first slice at once: most large requests are a few record batches and need no other."""
+        """Do the first slice at once: most large requests are a few record batches and need only one."""
         try:
             next(steps)
         except StopIteration:
             return
+        request.note_first_slice(self._monotonic() - request.dequeued_at)
         self._add_sliced(request, steps)
+
+    def _free_later(self, request: Request) -> None:
+        """Free a request that has waited for its result in steps of its own."""
+        if request.held is not None:
+            self._add_sliced(request, request.freed())
 
     def _add_sliced(self, request: Request, steps: Steps) -> None:
         request.connection.begin_slices(request)
@@ -289,23 +316,27 @@ class KafkaRequestHandlerPool:
         try:
             result: Any = future.result()
             if isinstance(result, GeneratorType):
+                request.note_first_slice(request.local_done_at - request.dequeued_at)
                 self._add_sliced(request, self._settle_sliced(request, result))
                 return
             steps = request.connection.complete(request, result)
             if steps is not None:
                 self._add_sliced(request, self._guard(request, steps))
+            else:
+                self._free_later(request)
         except (Exception, asyncio.CancelledError):
             self._on_bug(request)
+            self._free_later(request)
 
     def _on_delayed_control(self, request: Request, future: asyncio.Future[Message | None]) -> None:
-        """Sent at once: the controller has the next request for this broker ready, and waits."""
+        """Send the response at once: the controller has its next request ready and waits for this response."""
         self._control_under_way -= 1
         self._on_delayed(request, future)
         if not self._channel.flushes_itself:
             self._channel.flush()
 
     def _on_bug(self, request: Request) -> None:
-        """A handler raised, or made a response that cannot be encoded: the connection pays, the broker lives."""
+        """A handler raised, or made a response that cannot be encoded: close the connection."""
         _log.exception(
             "%s v%d from %s (client %s) failed; its connection is closed",
             request.api.name,
@@ -313,5 +344,6 @@ class KafkaRequestHandlerPool:
             request.connection_id,
             request.client_id,
         )
+        self.on_failed(request, repr(sys.exception()))
         request.api.metrics.count_errors((ErrorCode.UNKNOWN_SERVER_ERROR,))
         request.connection.complete_with_close(request)

@@ -72,7 +72,7 @@ class RequestMetrics:
 
 
 def error_code_reader(response: type[Message]) -> Callable[[Any], list[int] | None]:
-    """A function that lists the `error_code`s of a response, made once from its schema.
+    """Return a function that lists the `error_code`s of a response. It is compiled from the schema.
 
     It returns None as soon as it meets an array of more than `MAX_CODES` elements.
     """
@@ -86,7 +86,7 @@ def error_code_reader(response: type[Message]) -> Callable[[Any], list[int] | No
 
 
 def sliced_error_counter(response: type[Message]) -> Callable[[Any, RequestMetrics], Generator[None, None, None]]:
-    """A generator function that counts the `error_code`s of a response of any size."""
+    """Return a generator function that counts the `error_code`s of a response of any size."""
     count = "metrics.count_errors(codes); codes.clear()"
     lines = ["def count_errors(v0, metrics):", "    codes = []"]
     lines += _reader_lines(plan(response, response.VERSIONS[-1]), 0, "pass", f"if len(codes) > 5000: {count}; yield")
@@ -98,7 +98,7 @@ def sliced_error_counter(response: type[Message]) -> Callable[[Any, RequestMetri
 
 
 def _reader_lines(struct: Type, depth: int, at_array: str, at_element: str = "") -> list[str]:
-    """Statements that append the codes of the struct in `v<depth>`; nothing for parts that hold none."""
+    """Return the statements that append the codes of the struct in `v<depth>`; none if it has no codes."""
     lines, indent = [], "    " * (depth + 1)
     for slot in struct.fields:
         if slot.name == "error_code":

@@ -7,14 +7,16 @@ one still waits for its future: its response then waits here for its turn.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator, Iterable
 from typing import Final
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.network.api_table import ApiTable
 from klamm.network.request import Request, Responder
+from klamm.protocol.chunked import Held
 from klamm.protocol.frames import API_VERSIONS, REQUEST_HEADER, Frame, FrameReader, prepend_response_header
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
-from klamm.protocol.wire import BytesLike, encode
+from klamm.protocol.wire import BytesLike, Message, encode, encode_in_slices
 
 FLUSH_BYTES: Final = 64 * 1024
 """Responses up to this size share one write. A larger response is written alone and not copied."""
@@ -66,6 +68,12 @@ class RequestPipeline:
             raise ProtocolError(f"{api.name} is not served on the control plane")
         else:
             request = Request(self._connection, api, correlation_id, frame, received_at)
+        self.in_flight.append(request)
+        return request
+
+    def answered(self, key: int, version: int, correlation_id: int, received_at: float) -> Request:
+        """Return a request in flight that was answered without a handler, in the course of an authentication."""
+        request = Request(self._connection, self._by_code[key << 16 | version], correlation_id, b"", received_at)
         self.in_flight.append(request)
         return request
 
@@ -142,3 +150,15 @@ class RequestPipeline:
                 break
         self._turn_at = turn_at
         return sent, parts, size
+
+
+def encoded_in_slices(
+    request: Request, response: Message, codes: Iterable[int] | None, held: Held
+) -> Generator[None, None, list[BytesLike]]:
+    """Count the errors of a response and encode it."""
+    api = request.api
+    if codes is None:
+        yield from api.count_errors_in_slices(response)
+    else:
+        api.metrics.count_errors(codes)
+    return (yield from encode_in_slices(response, api.version, held))

@@ -15,8 +15,8 @@ from klamm.network.request import Request
 class Lane(deque[Request]):
     """The queued requests of one connection on one plane.
 
-    The last one may be parked: it found the queue full, so its connection is not read until there is room. Its turn
-    comes all the same.
+    The last one may be parked: it found the queue full, so its connection is not read until there is room. It still
+    gets its turn.
     """
 
     __slots__ = ("busy", "is_blocked", "is_held", "is_listed", "is_parked", "on_room", "queue")

@@ -1,8 +1,8 @@
 """SlicedWork: requests that take longer than a slice of the loop's time, a slice at a time.
 
-Decoding a large frame, a handler that is a generator, and encoding a large response are steps of one generator per
-request. A few of them run in turns; the others wait, smallest frame first, so that the memory of half-decoded requests
-stays bounded. While one runs, its connection's lane is busy.
+Decoding a large frame, a handler that is a generator, encoding a large response and freeing both are steps of one
+generator per request. A few of them run in turns; the others wait, smallest frame first, so that the memory of
+half-decoded requests stays bounded. While one runs, its connection's lane is busy.
 """
 
 from __future__ import annotations
@@ -47,23 +47,27 @@ class SlicedWork:
         until = now + seconds
         while self._running and now < until:
             request, steps = self._running.popleft()
-            if self._is_over(request, steps):
+            began_at = request.slice_at = now
+            rest = self._step(request, steps)
+            if rest is None:
                 self._end(request)
             else:
-                self._running.append((request, steps))
+                self._running.append((request, rest))
             now = self._monotonic()
+            request.sliced_seconds += now - began_at
         return now
 
-    def _is_over(self, request: Request, steps: Steps) -> bool:
-        if request.is_abandoned and not request.is_complete:
+    def _step(self, request: Request, steps: Steps) -> Steps | None:
+        """Do one step; return the steps that are left."""
+        if not request.is_complete and request.is_abandoned:
             steps.close()
             request.connection.drop(request)
-            return True
+            return request.freed()
         try:
             next(steps)
         except StopIteration:
-            return True
-        return False
+            return None
+        return steps
 
     def _end(self, request: Request) -> None:
         if self._waiting:

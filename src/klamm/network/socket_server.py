@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Final
 
@@ -17,15 +17,17 @@ from klamm.clock import Clock
 from klamm.errors import ConfigError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.metrics import MetricsRegistry
-from klamm.model import EndPoint, SecurityProtocol
+from klamm.model import EndPoint
 from klamm.network.acceptor import OS_DEFAULT, Acceptor
 from klamm.network.api_table import ApiTable
-from klamm.network.connection_environment import ConnectionEnvironment
+from klamm.network.charging import NO_QUOTAS, RequestQuotas
+from klamm.network.connection_environment import ConnectionEnvironment, ConnectionOrders
 from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas
 from klamm.network.processor import Processor
 from klamm.network.request_channel import RequestChannel
 from klamm.network.request_context import ApiSpec
 from klamm.network.request_handler import KafkaRequestHandlerPool
+from klamm.security.listener_security import ListenerSecurity
 
 RECEIVE_BYTES: Final = 256 * 1024
 """The size of the buffer into which all connections receive small frames, one read at a time."""
@@ -53,6 +55,8 @@ class SocketServerConfig:
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     control_plane_listener: str | None = None
     inter_broker_listener: str | None = None
+    security: Mapping[str, ListenerSecurity] = field(default_factory=dict)
+    """How the peers of each listener prove who they are; a listener that is absent asks for nothing."""
 
 
 class SocketServer:
@@ -68,11 +72,12 @@ class SocketServer:
         registry: MetricsRegistry,
         config: SocketServerConfig | None = None,
         is_broker_address: Callable[[str], bool] = lambda _: False,
+        client_quotas: RequestQuotas = NO_QUOTAS,
     ) -> None:
         self._endpoints = tuple(endpoints)
         self.config = config if config is not None else SocketServerConfig()
         control_plane_listener = self.config.control_plane_listener
-        _check(self._endpoints, control_plane_listener)
+        _check(self._endpoints, self.config)
         self._loop = loop
         self._clock = clock
         self._registry = registry
@@ -83,6 +88,7 @@ class SocketServer:
             queued_max_requests=self.config.queued_max_requests,
             queued_max_request_bytes=self.config.queued_max_request_bytes,
             monotonic=clock.monotonic,
+            quotas=client_quotas,
         )
         self.handler_pool = KafkaRequestHandlerPool(self.channel, loop, clock, registry, self.config.num_io_threads)
         self.quotas = ConnectionQuotas(
@@ -91,6 +97,7 @@ class SocketServer:
             is_broker_address=is_broker_address,
         )
         scratch = bytearray(RECEIVE_BYTES)
+        self._orders = ConnectionOrders()
         self.acceptors = tuple(
             self._acceptor(index, endpoint, scratch, is_control_plane=endpoint.listener == control_plane_listener)
             for index, endpoint in enumerate(self._endpoints)
@@ -107,7 +114,9 @@ class SocketServer:
             scratch=scratch,
             max_request_bytes=config.socket_request_max_bytes,
             is_control_plane=is_control_plane,
+            orders=self._orders,
         )
+        environment.security = config.security.get(endpoint.listener, environment.security)
         processor = Processor(
             index,
             endpoint.listener,
@@ -139,7 +148,7 @@ class SocketServer:
         gauge(
             "SocketServer",
             "ExpiredConnectionsKilledCount",
-            lambda: sum(p.expired_connections_killed for p in processors),
+            lambda: sum(p.expired_connections_killed + p.environment.security.counts.expired for p in processors),
         )
         gauge("SocketServer", "NetworkProcessorAvgIdlePercent", lambda: _mean([p.idle.value for p in processors]))
 
@@ -156,7 +165,7 @@ class SocketServer:
         return sum(len(a.processor.connections) for a in self.acceptors)
 
     async def bind(self) -> None:
-        """Binds every listener, or none: an address in use is a ConfigError that names the listener."""
+        """Bind every listener or none. Raises ConfigError, which names the listener, if an address is in use."""
         try:
             for acceptor in self.acceptors:
                 await acceptor.bind(self._loop, self.config.socket_receive_buffer_bytes)
@@ -165,10 +174,15 @@ class SocketServer:
                 acceptor.close()
             raise
 
-    def start_processing(self, *, data: bool = True) -> None:
-        """Begins to read connections and to handle requests: all, or those of the control plane first.
+    def number_connections(self, orders: ConnectionOrders) -> None:
+        """Number connections with `orders`, which others read. Call this before `bind`."""
+        for acceptor in self.acceptors:
+            acceptor.processor.environment.orders = orders
 
-        Then data requests wait in their queue for `open_data_plane`.
+    def start_processing(self, *, data: bool = True) -> None:
+        """Start to read connections and to handle requests, or without `data` those of the control plane only.
+
+        Data requests then wait in their queue for `open_data_plane`.
         """
         self.handler_pool.start(data=data)
         for acceptor in self.acceptors:
@@ -182,7 +196,7 @@ class SocketServer:
             acceptor.close()
 
     async def shutdown(self, timeout_ms: int = 5_000) -> None:
-        """Stops accepting and reading, answers what is in flight for a bounded time, then closes everything."""
+        """Stop accepting and reading, answer requests in flight for a bounded time, then close all connections."""
         self.stop_accepting()
         for acceptor in self.acceptors:
             acceptor.processor.stop_reading()
@@ -197,12 +211,12 @@ class SocketServer:
             await acceptor.shutdown()
 
     def update_limits(self, limits: ConnectionLimits) -> None:
-        """Applies changed connection limits to connections that come from now on."""
+        """Apply changed connection limits to new connections."""
         self.quotas.limits = limits
         self._on_connection_room()
 
     def _evict_for(self, listener: str) -> None:
-        """Closes the least recently used connection of another listener: a protected one took its place."""
+        """Close the least recently used connection of another listener, in favour of one on a protected listener."""
         oldest = [a.processor.least_recently_used() for a in self.acceptors if a.endpoint.listener != listener]
         victim = min((c for c in oldest if c is not None), key=lambda c: c.last_active_at, default=None)
         if victim is not None:
@@ -215,14 +229,15 @@ class SocketServer:
 
 
 def _only_for_brokers(endpoints: tuple[EndPoint, ...], config: SocketServerConfig) -> set[str]:
-    """Return the listeners that clients do not use, because they have one of their own."""
+    """Return the listeners that only brokers use, because there is another one for clients."""
     inter_broker, control = config.inter_broker_listener, config.control_plane_listener
     own = {inter_broker, control}
     for_clients = [endpoint.listener for endpoint in endpoints if endpoint.listener not in own]
     return {name for name in (control, inter_broker if for_clients else None) if name is not None}
 
 
-def _check(endpoints: tuple[EndPoint, ...], control_plane_listener: str | None) -> None:
+def _check(endpoints: tuple[EndPoint, ...], config: SocketServerConfig) -> None:
+    control_plane_listener = config.control_plane_listener
     names = [e.listener for e in endpoints]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"listeners must name at least one listener, each once: {', '.join(names) or 'none given'}")
@@ -231,10 +246,9 @@ def _check(endpoints: tuple[EndPoint, ...], control_plane_listener: str | None) 
             f"control.plane.listener.name is {control_plane_listener!r}, listeners are {', '.join(names)}"
         )
     for endpoint in endpoints:
-        if endpoint.security_protocol is not SecurityProtocol.PLAINTEXT:
-            raise ConfigError(
-                f"listener {endpoint.listener} asks for {endpoint.security_protocol.name}; only PLAINTEXT is supported"
-            )
+        given = config.security.get(endpoint.listener, ListenerSecurity()).protocol
+        if given is not endpoint.security_protocol:
+            raise ConfigError(f"listener {endpoint.listener} needs {endpoint.security_protocol.name}, not {given.name}")
 
 
 def _mean(values: list[float]) -> float:

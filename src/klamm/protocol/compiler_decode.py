@@ -6,7 +6,8 @@ of the object. Every count is checked against the bytes that remain (count times
 `MAX_ELEMENTS` and against the message's memory budget before anything is built for it.
 
 A sliced decoder is the same function as a generator: it yields whenever it has read another `SLICE_BYTES`. Records are
-not counted, because they are not copied.
+not counted, because they are not copied. Long arrays become `Chunked`, and all lists are also put into `held`, one row
+per slice: whoever drops the rows one after the other frees the message in steps (`chunked`).
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from struct import Struct as Format
 from typing import Any
 
 from klamm.protocol import runtime
+from klamm.protocol.chunked import CHUNK, Chunked, Held, chunk_sizes
 from klamm.protocol.declaration import Message
 from klamm.protocol.schema import REFERENCE_COST, Slot, Type, cost, is_flexible, min_size, plain, plan, tagged
 
 Decoder = Callable[[bytes | bytearray, int], tuple[Any, int]]
-SlicedDecoder = Callable[[bytes | bytearray, int], Generator[None, None, tuple[Any, int]]]
+SlicedDecoder = Callable[[bytes | bytearray, int, Held], Generator[None, None, tuple[Any, int]]]
+_NEW_ROW = "row = []; held.append(row); hold = row.append"
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
-    """A function (buf, pos) -> (message, end) for one version."""
+    """Compile a function (buf, pos) -> (message, end) for one version."""
     source, env = decoder_source(cls, version)
     exec(compile(source, f"<decode {cls.__name__} v{version}>", "exec"), env)
     decoder: Decoder = env["decode"]
@@ -35,7 +38,7 @@ def compile_decoder(cls: type[Message], version: int) -> Decoder:
 
 
 def compile_sliced_decoder(cls: type[Message], version: int) -> SlicedDecoder:
-    """A generator function (buf, pos) that returns (message, end) after as many slices as it takes."""
+    """Compile a generator function (buf, pos, held) that returns (message, end) after as many slices as it needs."""
     source, env = decoder_source(cls, version, sliced=True)
     exec(compile(source, f"<decode {cls.__name__} v{version} in slices>", "exec"), env)
     decoder: SlicedDecoder = env["decode"]
@@ -47,10 +50,11 @@ def decoder_source(cls: type[Message], version: int, *, sliced: bool = False) ->
     layout = plan(cls, version)
     writer.struct(layout, "out", cls.__name__)
     writer.flush()
-    head = ["def decode(buf, pos):", "    size = len(buf)", f"    budget = {runtime.MEMORY_BUDGET}"]
+    parameters = "buf, pos, held" if sliced else "buf, pos"
+    head = [f"def decode({parameters}):", "    size = len(buf)", f"    budget = {runtime.MEMORY_BUDGET}"]
     if sliced:
         # The second line makes it a generator also where the message has no array.
-        head += [f"    limit = pos + {runtime.SLICE_BYTES}", "    if size < 0: yield"]
+        head += [f"    limit = pos + {runtime.SLICE_BYTES}", "    if size < 0: yield", f"    {_NEW_ROW}"]
     return "\n".join([*head, *writer.lines, "    return out, pos", ""]), writer.env
 
 
@@ -66,6 +70,9 @@ class _Writer:
             self.env[name] = getattr(runtime, name)
         self.env |= {"read_uvarint": runtime.read_uvarint, "skip_tagged_fields": runtime.skip_tagged_fields}
         self.env["bytes_of"] = runtime.bytes_of
+        if sliced:
+            self.env |= {"chunk_sizes": chunk_sizes, "Chunked": Chunked}
+            self.env["skip_in_slices"] = runtime.skip_tagged_fields_in_slices
         self.depth = 1
         self.run: list[tuple[str, str]] = []
         self.counter = itertools.count(1)
@@ -129,7 +136,7 @@ class _Writer:
             self.tagged_section(tagged(t), target, name)
 
     def emit_after(self, line: str) -> None:
-        """A line that must not come before the pending reads: they may fill the object that it uses."""
+        """Emit a line after the pending reads: they may fill the object that it uses."""
         self.flush()
         self.emit(line)
 
@@ -195,10 +202,10 @@ class _Writer:
                 self.emit(f"limit += {n}")
 
     def slice_ends(self) -> None:
-        """Where a sliced decoder may pause: between two elements."""
+        """Let a sliced decoder pause here: between two elements."""
         if self.sliced:
             self.emit("if pos > limit:")
-            self.emit(f"    yield; limit = pos + {runtime.SLICE_BYTES}")
+            self.emit(f"    yield; limit = pos + {runtime.SLICE_BYTES}; {_NEW_ROW}")
 
     def array(self, t: Type, target: str, name: str) -> None:
         element = t.element
@@ -225,30 +232,46 @@ class _Writer:
             return
         items, most = self.name("a"), runtime.SLICE_BYTES // size
         with self.block(f"if {n} <= {most}:"):
-            self.emit(f"{items} = [*({read})]; pos += {n} * {size}")
+            self.emit(f"{items} = [*({read})]; pos += {n} * {size}; hold({items})")
         with self.block("else:"):
-            self.emit(f"{items} = []")
+            part, chunks = self.name("n"), self.name("c")
+            self.emit(f"{chunks} = []")
             with self.block(f"while {n}:"):
-                part = self.name("n")
-                self.emit(f"{part} = min({n}, {most}); {items} += format_{code}({part}, buf, pos)")
-                self.emit(f"{n} -= {part}; pos += {part} * {size}")
+                self.emit(f"{part} = min({n}, {most}); {items} = format_{code}({part}, buf, pos)")
+                self.emit(f"{n} -= {part}; pos += {part} * {size}; {chunks}.append({items}); hold({items})")
                 self.slice_ends()
+            self.emit(f"{items} = Chunked({chunks})")
         self.emit(f"{target} = {items}")
 
     def loop(self, element: Type, n: str, target: str, name: str) -> None:
-        items, item, append = self.name("a"), self.name("v"), self.name("append")
-        self.emit(f"{items} = []; {append} = {items}.append")
+        items, append = self.name("a"), self.name("append")
+        if not self.sliced:
+            self.emit(f"{items} = []; {append} = {items}.append")
+            self.elements(element, n, append, name)
+            self.emit(f"{target} = {items}")
+            return
+        chunks, part = self.name("c"), self.name("n")
+        self.emit(f"{chunks} = []")
+        with self.block(f"for {part} in ({n},) if {n} <= {CHUNK} else chunk_sizes({n}):"):
+            self.emit(f"{items} = []; {append} = {items}.append; {chunks}.append({items}); hold({items})")
+            self.elements(element, part, append, name)
+        self.emit(f"{target} = {items} if {n} <= {CHUNK} else Chunked({chunks})")
+
+    def elements(self, element: Type, n: str, append: str, name: str) -> None:
+        item = self.name("v")
         with self.block(f"for _ in range({n}):"):
             self.slice_ends()
             self.value(element, item, name + "[]")
             self.emit_after(f"{append}({item})")
-        self.emit(f"{target} = {items}")
 
     def tagged_section(self, slots: list[Slot], target: str, name: str) -> None:
         n = self.name("t")
         self.fixed(n, "B")
         if not slots:
-            self.emit_after(f"if {n}: pos = skip_tagged_fields(buf, pos, {n})")
+            skip = f"skip_tagged_fields(buf, pos, {n})"
+            if self.sliced:
+                skip += f" if {n} < 128 else (yield from skip_in_slices(buf, pos, {n}))"
+            self.emit_after(f"if {n}: pos = {skip}")
             return
         with self.block(f"if {n}:"):
             self.emit(f"if {n} > 127: {n}, pos = rest_of_uvarint(buf, pos, {n})")

@@ -5,6 +5,10 @@ sections of tagged fields become one precompiled `Struct.pack`. The function gat
 once; large records and bytes are never joined but stay the caller's objects between two joined parts.
 
 A sliced encoder is the same function as a generator: it yields after `SLICE_ELEMENTS` elements and joins what it has.
+It puts the lists of the message into `held`, one row per slice, so that the message can be freed in steps (`chunked`).
+
+A template is the same function without some fields of the message: it returns the bytes between these holes, into which
+the caller puts bytes that it already has.
 """
 
 from __future__ import annotations
@@ -16,15 +20,18 @@ from struct import Struct as Format
 from typing import Any
 
 from klamm.protocol import runtime
+from klamm.protocol.chunked import CHUNK, Held, pieces
 from klamm.protocol.declaration import BytesLike, Message
 from klamm.protocol.schema import Slot, Type, is_flexible, plain, plan, tagged
 
 Encoder = Callable[[Any], list[BytesLike]]
-SlicedEncoder = Callable[[Any], Generator[None, None, list[BytesLike]]]
+SlicedEncoder = Callable[[Any, Held], Generator[None, None, list[BytesLike]]]
+Template = Callable[[Any], list[list[BytesLike]]]
+_NEW_ROW = "row = []; held.append(row); hold = row.append"
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
-    """A function message -> parts for one version."""
+    """Compile a function message -> parts for one version."""
     source, env = encoder_source(cls, version)
     exec(compile(source, f"<encode {cls.__name__} v{version}>", "exec"), env)
     encoder: Encoder = env["encode"]
@@ -32,22 +39,39 @@ def compile_encoder(cls: type[Message], version: int) -> Encoder:
 
 
 def compile_sliced_encoder(cls: type[Message], version: int) -> SlicedEncoder:
-    """A generator function message that returns the parts after as many slices as it takes."""
+    """Compile a generator function (message, held) that returns the parts after as many slices as it needs."""
     source, env = encoder_source(cls, version, sliced=True)
     exec(compile(source, f"<encode {cls.__name__} v{version} in slices>", "exec"), env)
     encoder: SlicedEncoder = env["encode"]
     return encoder
 
 
-def encoder_source(cls: type[Message], version: int, *, sliced: bool = False) -> tuple[str, dict[str, Any]]:
+def compile_template(cls: type[Message], version: int, holes: tuple[str, ...]) -> Template:
+    """Compile a function message -> parts before, between and after the fields `holes`, given in wire order."""
+    fields = [slot.name for slot in plain(plan(cls, version)) if slot.name in holes]
+    if fields != list(holes):
+        raise ValueError(f"{cls.__name__} v{version} does not have the fields {', '.join(holes)} in this order")
+    source, env = encoder_source(cls, version, holes=holes)
+    exec(compile(source, f"<encode {cls.__name__} v{version} around {' and '.join(holes)}>", "exec"), env)
+    template: Template = env["encode"]
+    return template
+
+
+def encoder_source(
+    cls: type[Message], version: int, *, sliced: bool = False, holes: tuple[str, ...] | None = None
+) -> tuple[str, dict[str, Any]]:
     writer = _Writer(is_flexible(cls, version), sliced=sliced)
-    writer.struct(plan(cls, version), "msg")
+    writer.struct(plan(cls, version), "msg", holes or ())
     writer.flush()
-    head = ["def encode(msg):", "    out = []; write = out.append; parts = []"]
+    head = [f"def encode({'msg, held' if sliced else 'msg'}):", "    out = []; write = out.append; parts = []"]
     if sliced:
         # The second line makes it a generator also where the message has no array.
-        head += ["    steps = 0", "    if steps: yield"]
-    tail = ["    if out: parts.append(join(out))", "    return parts", ""]
+        head += ["    steps = 0", "    if steps: yield", f"    {_NEW_ROW}"]
+    if holes is not None:
+        head.append("    sections = []")
+        tail = ["    if out: parts.append(join(out))", "    sections.append(parts); return sections", ""]
+    else:
+        tail = ["    if out: parts.append(join(out))", "    return parts", ""]
     return "\n".join([*head, *writer.lines, *tail]), writer.env
 
 
@@ -58,7 +82,7 @@ class _Writer:
         self.flexible = flexible
         self.sliced = sliced
         self.lines: list[str] = []
-        self.env: dict[str, Any] = {"join": b"".join, "LENGTH": runtime.COMPACT_LENGTH}
+        self.env: dict[str, Any] = {"join": b"".join, "LENGTH": runtime.COMPACT_LENGTH, "pieces": pieces}
         for name in ("uvarint", "compact_string_length", "records_length", "put_records"):
             self.env[name] = getattr(runtime, name)
         self.depth = 1
@@ -98,9 +122,14 @@ class _Writer:
         self.env.setdefault(packer, Format(">" + codes).pack)
         self.emit(f"{self.sink}({packer}({values}))")
 
-    def struct(self, t: Type, source: str) -> None:
+    def struct(self, t: Type, source: str, holes: tuple[str, ...] = ()) -> None:
         for slot in plain(t):
-            self.value(slot.type, f"{source}.{slot.name}")
+            if slot.name in holes:
+                self.flush()
+                self.emit("if out: parts.append(join(out)); out.clear()")
+                self.emit("sections.append(parts); parts = []")
+            else:
+                self.value(slot.type, f"{source}.{slot.name}")
         if self.flexible:
             self.tagged_section(tagged(t), source)
 
@@ -130,7 +159,7 @@ class _Writer:
 
     @contextmanager
     def not_null(self, t: Type, value: str, code: str) -> Iterator[None]:
-        """The block for a value that is there. Where null is allowed, a null is written in its stead."""
+        """The block for a value that is not null. If null is allowed, the other branch writes it."""
         if not t.nullable:
             yield
             return
@@ -177,21 +206,35 @@ class _Writer:
                 self.fixed_array(element.code, value, n)
                 return
             self.length(n, "i", "uvarint({} + 1)")
-            item = self.name("o")
-            with self.block(f"for {item} in {value}:"):
-                self.slice_ends()
-                self.value(element, item)
+            if not self.is_sliced_here:
+                self.elements(element, value)
+                return
+            piece = self.name("p")
+            with self.block(f"for {piece} in ({value},) if {n} <= {CHUNK} else pieces({value}):"):
+                self.emit(f"hold({piece})")
+                self.elements(element, piece)
+
+    @property
+    def is_sliced_here(self) -> bool:
+        """Whether the encoder may pause: not inside a tagged field."""
+        return self.sliced and self.sink == "write"
+
+    def elements(self, element: Type, source: str) -> None:
+        item = self.name("o")
+        with self.block(f"for {item} in {source}:"):
+            self.slice_ends()
+            self.value(element, item)
 
     def slice_ends(self) -> None:
-        """Where a sliced encoder may pause: between two elements, but not inside a tagged field."""
-        if self.sliced and self.sink == "write":
+        """Let a sliced encoder pause here: between two elements."""
+        if self.is_sliced_here:
             self.emit("steps += 1")
             with self.block(f"if steps > {runtime.SLICE_ELEMENTS}:"):
                 self.emit("if out: parts.append(join(out)); out.clear()")
-                self.emit("yield; steps = 0")
+                self.emit(f"yield; steps = 0; {_NEW_ROW}")
 
     def fixed_array(self, code: str, value: str, n: str) -> None:
-        """A short array of numbers is one pack, its count included."""
+        """Write a short array of numbers with one pack, its count included."""
         self.flush()
         length_code, plus = ("B", " + 1") if self.flexible else ("i", "")
         suffix = f"{length_code}{code}".replace("?", "o")
@@ -217,7 +260,7 @@ class _Writer:
             self.emit(f"{self.sink}(b'\\x00')")
 
     def differs(self, slot: Slot, value: str) -> str:
-        """The test that a tagged field is worth writing: it is not what its absence says."""
+        """Return the test whether a tagged field must be written: its value differs from the default."""
         default = self.name("default")
         if slot.type.struct is not None:
             self.env[default] = slot.type.struct()

@@ -1,7 +1,7 @@
-"""The four codecs of a record batch, with a cap on what they may unpack to.
+"""The four codecs of a record batch, with a limit on the decompressed size.
 
-`decompress` finds out how much a block can grow before anything is allocated: snappy and the frames of lz4 and zstd
-tell it in their headers, gzip is stopped at the cap. Whatever is wrong with the input becomes a `ProtocolError`.
+`decompress` determines the maximum size before it allocates memory: from the headers of snappy, and from the frames of
+lz4 and zstd. gzip is stopped at the limit. Invalid input raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_MAX_DECOMPRESSED_BYTES: Final = 100 * 1024 * 1024
 
 
 class UnpackedTooLargeError(ProtocolError):
-    """A batch holds more than its reader is ready to unpack."""
+    """The decompressed size of a batch exceeds the limit of its reader."""
 
 
 class CompressionType(IntEnum):
@@ -42,7 +42,10 @@ _INT32 = struct.Struct(">i")
 _UINT32_LE = struct.Struct("<I")
 
 _MAX_GZIP_MEMBERS: Final = 64
-"""Producers write one. The library copies the rest after each member: many members would cost quadratic time."""
+"""Maximum number of members of a gzip stream; producers write one.
+
+The library copies the rest after each member, so many members would cost quadratic time.
+"""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -74,7 +77,10 @@ def compress(codec: CompressionType, data: bytes | bytearray | memoryview, level
 def decompress(
     codec: int, data: bytes | memoryview, max_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES
 ) -> bytes | memoryview:
-    """The unpacked bytes. ProtocolError: the codec is unknown, the input broken, or it holds more than `max_bytes`."""
+    """Return the decompressed bytes.
+
+    Raises ProtocolError if the codec is unknown or the input is invalid or too large.
+    """
     decompressor = _DECOMPRESSORS.get(codec)
     if decompressor is None:
         raise ProtocolError(f"compression type {codec} is not known: 0 to 4 are")
@@ -178,7 +184,7 @@ def _decompress_zstd(data: memoryview, max_bytes: int) -> memoryview:
 def _unpack_into(
     unpack: Callable[[memoryview, bytearray], int], data: memoryview, bound: int, max_bytes: int
 ) -> memoryview:
-    """`bound` is the most the blocks can hold: when it is above the cap the unpacking may still stay below it."""
+    """`bound` is the maximum size of the blocks; if it is above the limit, the actual size may still be below it."""
     out = bytearray(min(bound, max_bytes))
     try:
         size = unpack(data, out)
@@ -190,7 +196,7 @@ def _unpack_into(
 
 
 def _lz4_bound(data: memoryview) -> int:
-    """The most bytes that the frame's blocks can unpack to."""
+    """Return the maximum decompressed size of the frame's blocks."""
     (magic,) = _UINT32_LE.unpack_from(data)
     if magic != _LZ4_MAGIC:
         raise ProtocolError("an lz4 record batch does not start with the lz4 frame magic")
@@ -209,7 +215,7 @@ def _lz4_bound(data: memoryview) -> int:
 
 
 def _zstd_bound(data: memoryview) -> int:
-    """The most bytes that all frames can unpack to: a block never holds more than 128 KiB."""
+    """Return the maximum decompressed size of all frames: a block never holds more than 128 KiB."""
     bound = pos = 0
     while pos < len(data):
         (magic,) = _UINT32_LE.unpack_from(data, pos)

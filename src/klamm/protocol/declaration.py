@@ -27,11 +27,13 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform
 from uuid import UUID
 
+from klamm.protocol.chunked import Held
+
 T = TypeVar("T")
 S = TypeVar("S", bound="Struct")
 
 NEVER: Final = 32767
-"""The first flexible version of a message that has none."""
+"""Stands for the first flexible version of a message that has no flexible version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,13 @@ Records = Annotated[BytesLike | None, Kind("records", nullable=True)]
 RecordSlices = Annotated[BytesLike | tuple[BytesLike, ...] | None, Kind("records", nullable=True)]
 """Records that may be written from several pieces; they decode as one memoryview."""
 Array = Annotated[Sequence[T], Kind("array")]
-"""Any sequence encodes; decoders give lists."""
+"""Encoders accept any sequence; decoders return lists."""
 NullableArray = Annotated[Sequence[T] | None, Kind("array", nullable=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """In which versions a field exists, from which on it may be null, and its tag when it is a tagged field."""
+    """The versions in which a field exists, the first in which it may be null, and the tag of a tagged field."""
 
     since: int = 0
     until: int = NEVER
@@ -87,11 +89,11 @@ ALWAYS: Final = Versions()
 def since(
     version: int, *, until: int = NEVER, default: Any = MISSING, nullable: int | None = None, tag: int | None = None
 ) -> Any:
-    """A field that exists in the versions `version..until`; elsewhere it is not written and reads as `default`.
+    """Declare a field of the versions `version..until`; in others it is not written and reads as `default`.
 
-    `nullable` is the first version that allows null, where that is not every version. A tagged field is written only
-    when it differs from its default; a tagged struct is `X | None = since(..., tag=n, default=None)`, and None means
-    its defaults.
+    `nullable` is the first version that allows null, if not all versions do. A tagged field is written only when it
+    differs from its default; a tagged struct is `X | None = since(..., tag=n, default=None)`, and None means its
+    defaults.
     """
     versions = Versions(version, until, nullable, tag)
     if default is MISSING:
@@ -128,8 +130,11 @@ class Message(Struct):
     VERSIONS: ClassVar[range] = range(0)
     DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], tuple[Any, int]]]]
     ENCODERS: ClassVar[dict[int, Callable[[Any], list[BytesLike]]]]
-    SLICED_DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], Generator[None, None, tuple[Any, int]]]]]
-    SLICED_ENCODERS: ClassVar[dict[int, Callable[[Any], Generator[None, None, list[BytesLike]]]]]
+    SLICED_DECODERS: ClassVar[
+        dict[int, Callable[[bytes | bytearray, int, Held], Generator[None, None, tuple[Any, int]]]]
+    ]
+    SLICED_ENCODERS: ClassVar[dict[int, Callable[[Any, Held], Generator[None, None, list[BytesLike]]]]]
+    TEMPLATES: ClassVar[dict[tuple[int, tuple[str, ...]], Callable[[Any], list[list[BytesLike]]]]]
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(since,))
@@ -139,13 +144,14 @@ def message(cls: type[S]) -> type[S]:
     Slots, keyword-only construction, `dataclasses` support.
     """
     if cls.__doc__ is None:
-        cls.__doc__ = cls.__name__  # else dataclasses derives one from a signature: the dearest part of an import
+        cls.__doc__ = cls.__name__  # else dataclasses derives one from the signature: the slowest part of an import
     made = dataclass(init=False, repr=False, eq=False, match_args=False, slots=True, kw_only=True)(cls)
     if issubclass(made, Message):
         made.DECODERS = {}
         made.ENCODERS = {}
         made.SLICED_DECODERS = {}
         made.SLICED_ENCODERS = {}
+        made.TEMPLATES = {}
     return made
 
 

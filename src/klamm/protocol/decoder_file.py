@@ -1,4 +1,4 @@
-"""Decoders as source files: the shape in which a compiler such as mypyc can take them. Nothing is compiled yet."""
+"""Decoders as source files, for a compiler such as mypyc. Nothing is compiled yet."""
 
 from __future__ import annotations
 

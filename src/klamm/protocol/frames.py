@@ -1,9 +1,9 @@
 """Frames and headers, without I/O: bytes in, whole frames out.
 
-A frame is a four-byte size and as many bytes. `FrameReader` fits `asyncio.BufferedProtocol` (`get_buffer`,
+A frame is a four-byte size, followed by that many bytes. `FrameReader` fits `asyncio.BufferedProtocol` (`get_buffer`,
 `buffer_updated`) and plain `receive(data)` alike. Small frames are copied out of a scratch buffer that the connections
-of a loop may share; the bytes of a large frame are received straight into the object that is handed out. No memory is
-reserved on the word of the peer alone: the buffer of a large frame grows with the bytes that have come.
+of a loop may share; the bytes of a large frame are received straight into the object that is handed out. Memory is
+never reserved only because the peer announced a size: the buffer of a large frame grows with the received bytes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ CONTROLLED_SHUTDOWN: Final = 7
 API_VERSIONS: Final = 18
 SCRATCH_BYTES: Final = 64 * 1024
 STASH_BYTES: Final = 32 * 1024
-"""An unfinished frame up to this size waits as a copy and is put back before the next read.
+"""An incomplete frame up to this size is kept as a copy and put back before the next read.
 
 A larger one gets its own buffer.
 """
 FIRST_BYTES: Final = 256 * 1024
-"""The most that is reserved for a large frame before its bytes come.
+"""Memory reserved for a large frame before its bytes arrive.
 
-After that the buffer grows fourfold each time it is full, by `GROWTH_BYTES` at most.
+Afterwards the buffer grows fourfold each time it is full, by at most `GROWTH_BYTES`.
 """
 GROWTH_BYTES: Final = 1024 * 1024
-"""A step that takes a millisecond or two: the system moves the pages of a large buffer without copying them."""
+"""Such a step takes a millisecond or two: the system moves the pages of a large buffer without copying them."""
 
 Frame = bytes | bytearray
 
@@ -42,7 +42,7 @@ _CORRELATION = Struct(">i")
 
 
 class FrameReader:
-    """Cuts a stream into frames of at most `max_bytes`. One reader a connection.
+    """Cuts a stream into frames of at most `max_bytes`. There is one reader per connection.
 
     `scratch` may be shared by the readers of one loop: nothing is kept in it between `buffer_updated` and the next
     `get_buffer`.
@@ -54,24 +54,24 @@ class FrameReader:
         self._stash = b""
         self._large: bytearray | None = None
         self.large_bytes = 0
-        """The size of the buffer of a large frame that has not come whole; 0 if there is none."""
+        """The buffer size of an incomplete large frame; 0 if there is none."""
         self._large_size = 0
         self._filled = 0
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of an unfinished frame are held."""
+        """The number of bytes of an incomplete frame that are held."""
         return self._filled if self._large is not None else len(self._stash)
 
     @property
     def large_head(self) -> bytes:
-        """The first bytes of a large frame that has not come whole: API key and version."""
+        """The first bytes of an incomplete large frame: API key and version."""
         return b"" if self._large is None else bytes(self._large[:4])
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where the next bytes belong.
+        """Return the memory for the next bytes.
 
-        Every call must be followed by `buffer_updated` before any other reader's turn.
+        Call `buffer_updated` before any other reader that shares the scratch buffer.
         """
         if self._large is not None:
             if self._filled == len(self._large):
@@ -82,16 +82,16 @@ class FrameReader:
         return memoryview(self._scratch)[kept:]
 
     def buffer_updated(self, nbytes: int) -> list[Frame]:
-        """`nbytes` have been put into the buffer.
+        """Note that the buffer received `nbytes`; return the complete frames.
 
-        The frames that are now whole. Raises ProtocolError for an impossible size.
+        Raises ProtocolError for an invalid size.
         """
         if self._large is not None:
             return self._fill_large(nbytes)
         return self._cut(len(self._stash) + nbytes)
 
     def receive(self, data: BytesLike) -> list[Frame]:
-        """Take bytes that somebody else has received."""
+        """Accept bytes that the caller has received."""
         frames: list[Frame] = []
         rest = memoryview(data)
         while rest:
@@ -141,7 +141,7 @@ class FrameReader:
         self.large_bytes = len(self._large)
 
     def discard(self) -> None:
-        """Free what is held of an unfinished frame: nothing more will come."""
+        """Free the incomplete frame: no more bytes will arrive."""
         self._large, self.large_bytes, self._stash = None, 0, b""
 
     def _fill_large(self, nbytes: int) -> list[Frame]:
@@ -161,7 +161,7 @@ def _grown(buffer: bytearray, size: int) -> bytearray:
     try:
         buffer.extend(bytes(size - len(buffer)))
         return buffer
-    except BufferError:  # somebody still holds the view that get_buffer gave
+    except BufferError:  # the transport still holds the view that get_buffer returned
         return buffer + bytes(size - len(buffer))
 
 
@@ -186,17 +186,14 @@ def request_header_version(api_key: int, api_version: int) -> int:
 
 
 def response_header_version(api_key: int, api_version: int) -> int:
-    """ApiVersions always answers with header 0.
-
-    A client that knows nothing of the broker yet must be able to read it.
-    """
+    """A response to ApiVersions always has header 0, so that a client that does not know the broker can read it."""
     return 1 if api_key != API_VERSIONS and is_flexible(api_key, api_version) else 0
 
 
 def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, int]:
     """Read a request header; return it with the position of the body. Raises ProtocolError only.
 
-    For a key or version that nobody here knows, the position is where the body would begin under header 1.
+    For an unknown key or version, the position is where the body would begin under header 1.
     """
     try:
         return _request_header(buf, pos)
@@ -205,7 +202,7 @@ def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, 
 
 
 def _request_header(buf: BytesLike, pos: int) -> tuple[RequestHeader, int]:
-    # Header 0 has no client id; what is read in its place is the body's first bytes and is not used.
+    # Header 0 has no client id; the bytes read in its place belong to the body and are not used.
     key, version, correlation_id, length = REQUEST_HEADER.unpack_from(buf, pos)
     header = request_header_version(key, version)
     if header == 0:
@@ -223,7 +220,7 @@ def _request_header(buf: BytesLike, pos: int) -> tuple[RequestHeader, int]:
 
 
 def encode_request_header(header: RequestHeader) -> bytes:
-    """The bytes of a request header, in the header version that its API and version ask for."""
+    """Return the bytes of a request header, in the header version of its API and version."""
     version = request_header_version(header.api_key, header.api_version)
     client_id = b"" if header.client_id is None else header.client_id.encode()
     length = -1 if header.client_id is None else len(client_id)
@@ -244,7 +241,7 @@ def decode_response_header(api_key: int, api_version: int, buf: BytesLike, pos: 
 
 
 def encode_request_frame(header: RequestHeader, message: Message) -> list[BytesLike]:
-    """A whole request as parts to write: size, header and body."""
+    """Return a whole request as parts to write: size, header and body."""
     return framed(encode_request_header(header), encode(message, header.api_version))
 
 
@@ -264,7 +261,7 @@ def prepend_response_header(header_version: int, correlation_id: int, parts: lis
 
 
 def framed(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
-    """A frame of an encoded header and an encoded body, which may be one body for several receivers."""
+    """Return the frame of an encoded header and an encoded body. Several receivers may share the body."""
     size = len(header) + sum(map(len, body))
     first = _SIZE.pack(size) + header
     if body and len(body[0]) <= STASH_BYTES:

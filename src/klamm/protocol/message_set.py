@@ -1,7 +1,7 @@
 """Message formats 0 and 1, of clients from before Kafka 0.11: read into record batches and written from them.
 
-A message set is a row of messages, each with its offset, size and CRC-32. A compressed message holds a message set of
-its own as its value; offsets inside are absolute in format 0 and relative to the first one in format 1. Format 0 has no
+A message set is a sequence of messages, each with its offset, size and CRC-32. The value of a compressed message is
+another message set; offsets inside are absolute in format 0 and relative to the first one in format 1. Format 0 has no
 timestamps, neither format has headers, producer ids or sequences.
 """
 
@@ -50,7 +50,10 @@ class Message(NamedTuple):
 
 
 def messages(data: memoryview) -> Iterator[Message]:
-    """The messages of a set. ProtocolError for anything else; CorruptMessageError for a wrong checksum."""
+    """Yield the messages of a set.
+
+    Raises ProtocolError for other bytes and CorruptMessageError for a wrong checksum.
+    """
     position = 0
     while position < len(data):
         if len(data) - position < LOG_OVERHEAD:
@@ -93,40 +96,52 @@ def _read_bytes(data: memoryview, position: int) -> tuple[memoryview | None, int
     return data[position : position + size], position + size
 
 
-def to_batch(data: memoryview, max_unpacked: int) -> bytes:
-    """The one record batch that holds the messages of a produced set, compressed as they were."""
+class Conversion(NamedTuple):
+    """Converted records, and the memory that the conversion needed besides its input."""
+
+    data: bytes
+    record_count: int
+    memory_bytes: int
+
+
+def to_batch(data: memoryview, max_unpacked: int) -> Conversion:
+    """Convert a produced message set into one record batch with the same compression."""
     outer = list(messages(data))
     if not outer:
         raise ProtocolError("there is no message")
     first = outer[0]
     codec = first.attributes & COMPRESSION_MASK
     inner = outer
+    unpacked: bytes | memoryview = b""
     if codec:
         if len(outer) > 1:
             raise ProtocolError("exactly one compressed message is expected for a partition")
         if codec == CompressionType.ZSTD or (codec == CompressionType.LZ4 and first.magic == 0):
             raise ProtocolError(f"compression type {codec} is not available in message format {first.magic}")
-        inner = list(messages(memoryview(decompress(codec, first.value or b"", max_unpacked))))
+        unpacked = decompress(codec, first.value or b"", max_unpacked)
+        inner = list(messages(memoryview(unpacked)))
     if any(m.magic != first.magic or m.attributes & COMPRESSION_MASK for m in (inner if codec else inner[1:])):
         raise ProtocolError("the messages of a set differ in their format or are compressed twice")
     kind = TimestampType.LOG_APPEND_TIME if first.attributes & TIMESTAMP_TYPE_BIT and first.magic else None
-    return build_batch(
+    batch = build_batch(
         (Record(timestamp=m.timestamp, key=_bytes(m.key), value=_bytes(m.value)) for m in inner),
         compression=codec,
         timestamp_type=kind or TimestampType.CREATE_TIME,
     )
+    return Conversion(batch, len(inner), len(unpacked) + len(batch))
 
 
 def _bytes(field: memoryview | None) -> bytes | None:
     return None if field is None else bytes(field)
 
 
-def from_batches(data: memoryview, magic: int, first_offset: int, max_bytes: int) -> bytes:
-    """The records from `first_offset` on as messages of that format; one batch at least, no more after `max_bytes`.
+def from_batches(data: memoryview, magic: int, first_offset: int, max_bytes: int) -> Conversion:
+    """Convert records from `first_offset` on into messages of that format: at least one batch, none after `max_bytes`.
 
     A compressed batch becomes one message compressed with gzip, which every client of these formats can read.
     """
     out = bytearray()
+    count = unpacked_bytes = 0
     for batch in batches(data):
         if out and len(out) >= max_bytes:
             break
@@ -135,16 +150,18 @@ def from_batches(data: memoryview, magic: int, first_offset: int, max_bytes: int
         rows = [record for record in records(batch) if record.offset >= first_offset]
         if not rows:
             continue
+        count += len(rows)
         if not batch.compression:
             for record in rows:
                 out += _encode(record.offset, magic, _attributes(batch, magic), record)
             continue
         base = rows[0].offset if magic else 0
         inside = b"".join(_encode(r.offset - base, magic, _attributes(batch, magic), r) for r in rows)
+        unpacked_bytes += len(inside)
         newest = max(record.timestamp for record in rows)
         packed = Record(timestamp=newest, value=compress(CompressionType.GZIP, inside))
         out += _encode(rows[-1].offset, magic, _attributes(batch, magic) | CompressionType.GZIP, packed)
-    return bytes(out)
+    return Conversion(bytes(out), count, unpacked_bytes + len(out))
 
 
 def _attributes(batch: RecordBatch, magic: int) -> int:

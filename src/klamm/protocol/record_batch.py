@@ -1,7 +1,7 @@
 """Record batches of format version 2, as views over a buffer.
 
-A `RecordBatch` unpacks the 61 bytes of the header at once and leaves the records where they are; `records` decodes
-them one by one. Offsets and leader epochs are outside of what the checksum covers, so they are assigned in place.
+A `RecordBatch` unpacks the 61 bytes of the header at once and leaves the records where they are; `records` decodes them
+one by one. The checksum does not cover offsets and leader epochs, so they are assigned in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from klamm.protocol.record_varint import read_varint, write_varint
 
 MAGIC_V2: Final = 2
 LOG_OVERHEAD: Final = 12
-"""Base offset and batch length: what stands before the bytes that `batch_length` counts."""
+"""Base offset and batch length: the bytes before those that `batch_length` counts."""
 RECORD_BATCH_OVERHEAD: Final = 61
 MAGIC_POSITION: Final = 16
 CRC_POSITION: Final = 17
@@ -41,7 +41,8 @@ TIMESTAMP_TYPE_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
-"""The base timestamp is the time after which tombstones and markers of this batch may go (set by the cleaner)."""
+"""The base timestamp is the time after which tombstones and markers of this batch may be deleted (set by the cleaner).
+"""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 _INT64_MIN: Final = -(1 << 63)
@@ -63,7 +64,7 @@ class Header(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record. `offset` is absolute; when a batch is built, -1 means the next one."""
+    """One record. `offset` is absolute; when a batch is built, -1 means the next offset."""
 
     offset: int = -1
     timestamp: int = NO_TIMESTAMP
@@ -73,7 +74,7 @@ class Record(NamedTuple):
 
 
 class RecordBatch:
-    """The header of one batch, and where in `buffer` the batch lies."""
+    """The header of one batch, and the position of the batch in `buffer`."""
 
     __slots__ = (
         "attributes",
@@ -107,7 +108,7 @@ class RecordBatch:
     record_count: int
 
     def __init__(self, buffer: memoryview, position: int = 0) -> None:
-        """The caller has made sure that `RECORD_BATCH_OVERHEAD` bytes are there and that the magic is 2."""
+        """The caller has checked that there are `RECORD_BATCH_OVERHEAD` bytes and that the magic is 2."""
         self.buffer = buffer
         self.position = position
         (
@@ -170,7 +171,7 @@ class RecordBatch:
         return self.buffer[self.position : self.position + LOG_OVERHEAD + self.batch_length]
 
     def is_valid(self) -> bool:
-        """Whether the checksum is the one of the bytes."""
+        """Whether the checksum is correct."""
         start, end = self.position + ATTRIBUTES_POSITION, self.position + LOG_OVERHEAD + self.batch_length
         return bool(crc32c.crc32c(self.buffer[start:end]) == self.crc)
 
@@ -190,7 +191,10 @@ def increment_sequence(sequence: int, increment: int) -> int:
 
 
 def next_batch(buffer: memoryview, position: int = 0) -> RecordBatch | None:
-    """The batch at `position`; None when the buffer ends before it does. ProtocolError when there is no batch."""
+    """Return the batch at `position`; None if the buffer ends before the batch.
+
+    Raises ProtocolError for other bytes.
+    """
     remaining = len(buffer) - position
     if remaining < CRC_POSITION:
         return None
@@ -206,7 +210,7 @@ def next_batch(buffer: memoryview, position: int = 0) -> RecordBatch | None:
 
 
 def batches(buffer: bytes | bytearray | memoryview) -> Iterator[RecordBatch]:
-    """The whole batches of `buffer`, one after the other; an unfinished one at the end is left out."""
+    """Yield the complete batches of `buffer`; an incomplete one at the end is left out."""
     view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
     position = 0
     while (batch := next_batch(view, position)) is not None:
@@ -215,7 +219,7 @@ def batches(buffer: bytes | bytearray | memoryview) -> Iterator[RecordBatch]:
 
 
 def records(batch: RecordBatch, max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
-    """The records of a batch, decoded one at a time. ProtocolError when they are not what the header promises."""
+    """Decode the records of a batch one at a time. Raises ProtocolError if they do not match the header."""
     body = batch.view[RECORD_BATCH_OVERHEAD:]
     data = decompress(batch.compression, body, max_decompressed_bytes)
     view = memoryview(data)
@@ -283,7 +287,7 @@ def _read_headers(view: memoryview, position: int, end: int) -> tuple[Sequence[t
 
 
 def encode_record(record: Record, offset_delta: int, timestamp_delta: int) -> bytes:
-    """The bytes of one record. The value, which may be large, is copied once."""
+    """Return the bytes of one record. The value, which may be large, is copied once."""
     head = bytearray(1)
     write_varint(head, timestamp_delta)
     write_varint(head, offset_delta)
@@ -329,7 +333,7 @@ def build_batch(
     last_offset_delta: int | None = None,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """The bytes of one batch. The last four are taken from the records unless they are given."""
+    """Return the bytes of one batch. The last four arguments are derived from the records unless they are given."""
     rows = [r if r.offset >= 0 else r._replace(offset=base_offset + i) for i, r in enumerate(records)]
     if base_timestamp is None:
         base_timestamp = rows[0].timestamp if rows else NO_TIMESTAMP
@@ -359,20 +363,20 @@ def build_batch(
         base_sequence,
         len(rows),
     )
-    # Joined once: a large batch is copied as seldom as possible, and without the interpreter's lock.
+    # Joined once: this avoids copies of a large batch, and join releases the interpreter's lock.
     checked = header[ATTRIBUTES_POSITION:]
     crc = _UINT32.pack(crc32c.crc32c(packed, crc32c.crc32c(checked)))
     return b"".join((header[:CRC_POSITION], crc, checked, packed))
 
 
 def assign_offsets(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Sets where a batch stands in a log and who appended it: the checksum stays as it is."""
+    """Set the offset of a batch and its leader epoch. The checksum stays valid."""
     length = OFFSET_AND_LENGTH.unpack_from(batch)[1]
     PREFIX.pack_into(batch, 0, base_offset, length, leader_epoch)
 
 
 def with_max_timestamp(batch: RecordBatch, timestamp_type: TimestampType, max_timestamp: int) -> bytearray:
-    """A copy of the batch with that timestamp type and maximum, and the checksum that goes with them."""
+    """Return a copy of the batch with this timestamp type and maximum timestamp, and the matching checksum."""
     out = bytearray(batch.view)
     attributes = batch.attributes & ~TIMESTAMP_TYPE_BIT
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -392,7 +396,7 @@ def with_body(
     timestamp_type: TimestampType,
     max_timestamp: int,
 ) -> bytearray:
-    """A copy of the batch with the unpacked `body` packed by another codec; the records stay as they are."""
+    """Return a copy of the batch with the decompressed `body` compressed by another codec; the records stay."""
     out = bytearray(batch.view[:RECORD_BATCH_OVERHEAD])
     out += compress(codec, body, level)
     attributes = batch.attributes & ~(TIMESTAMP_TYPE_BIT | COMPRESSION_MASK) | codec

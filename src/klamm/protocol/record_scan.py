@@ -17,7 +17,7 @@ from klamm.protocol.record_varint import read_varint
 
 MIN_RECORD_BYTES: Final = 7
 _OFFSET_WIDTHS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 31)
-"""Where offset deltas take one byte more, so that records of one size change their length."""
+"""Offset deltas at which a delta takes one more byte, so that equal records get another length."""
 _MANY: Final = 8
 _THREE_BYTE_VARINT: Final = 1 << 14
 _THREE_BYTE_DELTA: Final = 1 << 13
@@ -26,9 +26,9 @@ _INT64_MAX: Final = (1 << 63) - 1
 
 
 def check_framing(data: memoryview, position: int, count: int) -> None:
-    """ProtocolError unless `count` records stand between `position` and the end of `data`.
+    """Raise ProtocolError unless there are exactly `count` records from `position` to the end of `data`.
 
-    Of the records in the middle only the lengths are looked at.
+    For records in the middle only the lengths are checked.
     """
     first = last = position
     done = 0
@@ -49,7 +49,7 @@ def check_framing(data: memoryview, position: int, count: int) -> None:
 
 
 def _common_step(data: memoryview, position: int, count: int) -> int:
-    """From one record to the next when `count` records begin with the same length, else 0."""
+    """Return the distance between records if `count` records begin with the same length, else 0."""
     length, body = read_varint(data, position)
     step = body - position + length
     end = position + step * count
@@ -60,7 +60,7 @@ def _common_step(data: memoryview, position: int, count: int) -> int:
 
 
 def _walk(data: memoryview, position: int, count: int) -> tuple[int, int]:
-    """Where the last of `count` records begins, and where it ends. Equal lengths are compared all at once."""
+    """Return the start and the end of the last of `count` records. Equal lengths are compared in one step."""
     if count >= _MANY and (step := _common_step(data, position, count)):
         return position + step * (count - 1), position + step * count
     last = position
@@ -130,9 +130,9 @@ def unpacked(batch: RecordBatch, max_decompressed_bytes: int) -> memoryview:
 
 
 def body_outlines(batch: RecordBatch, body: memoryview) -> Iterator[tuple[int, bool]]:
-    """(timestamp, whether it has a key) of every record of a produced batch: the offsets have no gaps.
+    """Return (timestamp, has a key) of every record of a produced batch, whose offsets have no gaps.
 
-    ProtocolError when the records are not what the header promises.
+    Raises ProtocolError if the records do not match the header.
     """
     count, base = batch.record_count, batch.base_timestamp
     if count < 0 or count * MIN_RECORD_BYTES > len(body):
@@ -152,7 +152,10 @@ def body_outlines(batch: RecordBatch, body: memoryview) -> Iterator[tuple[int, b
 
 
 def timestamps(batch: RecordBatch, max_decompressed_bytes: int) -> Iterator[tuple[int, int]]:
-    """(timestamp, offset) of every record of a stored batch, whose offsets may have gaps. ProtocolError as above."""
+    """Return (timestamp, offset) of every record of a stored batch, whose offsets may have gaps.
+
+    Raises ProtocolError.
+    """
     body = unpacked(batch, max_decompressed_bytes)
     append_time = batch.max_timestamp if batch.attributes & TIMESTAMP_TYPE_BIT else None
     position = 0
@@ -171,9 +174,9 @@ def timestamps(batch: RecordBatch, max_decompressed_bytes: int) -> Iterator[tupl
 
 
 def _outline(data: memoryview, position: int, index: int) -> tuple[int, bool, int]:
-    """(timestamp delta, whether there is a key, where the record ends) of the record that is the `index`-th.
+    """Return (timestamp delta, has a key, end) of the record with this index.
 
-    Numbers of one byte, which most are, are read in place: every produced batch pays for this twice.
+    Most numbers have one byte and are read in place, because every produced batch takes this path twice.
     """
     length, position = read_varint(data, position)
     end = position + length

@@ -1,4 +1,4 @@
-"""Zig-zag varints, as records carry them: seven bits a byte, the lowest first."""
+"""Zig-zag varints of records: seven bits per byte, the lowest first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MAX_VARLONG_BITS: Final = 63
 
 
 def read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """The number at `position` and the position after it. IndexError when the buffer ends before it does."""
+    """Return the number at `position` and the position after it. Raises IndexError if the buffer ends before."""
     byte = view[position]
     position += 1
     if byte < 0x80:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NoReturn
@@ -14,17 +14,16 @@ from klamm.protocol.declaration import BytesLike
 
 STRING_MAX_BYTES: Final = 32767
 MEMORY_BUDGET: Final = 256 * 1024 * 1024
-"""About how much memory the objects of one message may take, whatever its counts say.
-
-200 000 partitions take half of it.
-"""
+"""Approximate memory limit for the objects of one message. 200 000 partitions take half of it."""
 MAX_ELEMENTS: Final = 1_000_000
 """Elements of one array. Kafka 4.4 has the same limit."""
 MAX_TAGGED_FIELDS: Final = 10_000
 """Tagged fields of one struct. Kafka 4.4 has the same limit."""
-SLICE_BYTES: Final = 16 * 1024
-"""A sliced decoder pauses after this many bytes: the worst message takes 3 ms for them."""
-SLICE_ELEMENTS: Final = 1000
+SLICE_BYTES: Final = 4 * 1024
+"""A sliced decoder pauses after this many bytes: the worst message takes a millisecond for them."""
+SLICE_TAGGED_FIELDS: Final = 1000
+"""A sliced decoder pauses after this many unknown tagged fields."""
+SLICE_ELEMENTS: Final = 250
 """A sliced encoder pauses after this many elements; 256 bytes of a string count like one."""
 LARGE_BYTES: Final = 4 * 1024 * 1024
 """A sliced decoder copies bytes up to this size. Larger ones stay views of the frame: copying 100 MB takes 40 ms."""
@@ -63,7 +62,7 @@ def bad_tag(tag: int) -> NoReturn:
 
 
 def rest_of_uvarint(buf: BytesLike, pos: int, first: int) -> tuple[int, int]:
-    """Go on reading an unsigned varint whose first byte, already read, had its high bit set."""
+    """Read the rest of an unsigned varint whose first byte, already read, had its high bit set."""
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
         byte = buf[pos]
@@ -80,7 +79,23 @@ def read_uvarint(buf: BytesLike, pos: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(buf: BytesLike, pos: int, first: int) -> int:
-    """Step over a section of tagged fields that nobody here knows; `first` is the first byte of its count."""
+    """Skip a section of unknown tagged fields; `first` is the first byte of its count."""
+    count, pos = _count_of_tagged_fields(buf, pos, first)
+    return _skip_fields(buf, pos, count)
+
+
+def skip_tagged_fields_in_slices(buf: BytesLike, pos: int, first: int) -> Generator[None, None, int]:
+    """Like `skip_tagged_fields`, but yields after every few of them."""
+    count, pos = _count_of_tagged_fields(buf, pos, first)
+    while count > SLICE_TAGGED_FIELDS:
+        pos = _skip_fields(buf, pos, SLICE_TAGGED_FIELDS)
+        count -= SLICE_TAGGED_FIELDS
+        yield
+    return _skip_fields(buf, pos, count)
+
+
+def _count_of_tagged_fields(buf: BytesLike, pos: int, first: int) -> tuple[int, int]:
+    """Return how many fields follow, and the position of the first."""
     count = first
     if first >= 0x80:
         count, pos = rest_of_uvarint(buf, pos, first)
@@ -89,6 +104,11 @@ def skip_tagged_fields(buf: BytesLike, pos: int, first: int) -> int:
         short(count * 2, size - pos)
     if count > MAX_TAGGED_FIELDS:
         too_many("a section of tagged fields", count)
+    return count, pos
+
+
+def _skip_fields(buf: BytesLike, pos: int, count: int) -> int:
+    size = len(buf)
     for _ in range(count):
         _, pos = read_uvarint(buf, pos)
         length, pos = read_uvarint(buf, pos)
@@ -118,7 +138,7 @@ def compact_string_length(length: int) -> bytes:
 
 @lru_cache(maxsize=8192)
 def uuid_of(raw: bytes) -> UUID:
-    """Topic ids come again and again; making a UUID takes a microsecond."""
+    """Cached, because topic ids repeat and creating a UUID takes a microsecond."""
     return UUID(bytes=raw) if any(raw) else ZERO_UUID
 
 
@@ -144,10 +164,7 @@ def records_length(records: BytesLike | tuple[BytesLike, ...]) -> int:
 
 
 def put_records(parts: list[BytesLike], out: list[BytesLike], records: BytesLike | tuple[BytesLike, ...]) -> None:
-    """Append records after what is in `out`.
-
-    Large ones close the part that `out` gathers and become parts of their own.
-    """
+    """Append records to `out`. Large records end the part that `out` collects and become separate parts."""
     for piece in records if isinstance(records, tuple) else (records,):
         if len(piece) <= INLINE_RECORDS:
             out.append(piece)

@@ -1,7 +1,7 @@
 """The layout of one version of a message: the DSL's annotations resolved into a plan for the compilers.
 
-Nothing here runs at import or per message: a plan is made when a version is compiled, or to say which value does not
-fit.
+Nothing here runs at import or per message: a plan is made when a version is compiled, or to explain which value does
+not fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OBJECT_COST: Final = 48
 VALUE_COSTS: Final = {"bool": 0, "int8": 0, "uuid": 144, "string": 80, "bytes": 48, "records": 384, "array": 72}
 NUMBER_COST: Final = 40
 REFERENCE_COST: Final = 10
-"""A slot of an object or of a list, with what lists keep in reserve."""
+"""Bytes of a slot of an object or of a list, including the spare capacity of lists."""
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Slot:
 
     @property
     def stored(self) -> Type:
-        """The type on the wire. A tagged struct is written whole: None stands for its defaults, it is not a null."""
+        """The type on the wire. A tagged struct is never null: None stands for its defaults."""
         t = self.type
         return Type(None, False, struct=t.struct, fields=t.fields) if t.struct is not None else t
 
@@ -98,7 +98,7 @@ def _resolve(hint: Any, version: int, nullable_since: int | None) -> Type:
 
 
 def min_size(t: Type, flexible: bool) -> int:
-    """The fewest bytes a value of this type takes; what a count of them must be paid with."""
+    """Return the minimum size of a value of this type in bytes; counts are checked against it."""
     if t.code:
         return cast(Kind, t.kind).size
     if t.struct is None:
@@ -109,7 +109,7 @@ def min_size(t: Type, flexible: bool) -> int:
 
 
 def cost(t: Type) -> int:
-    """About how many bytes of memory a decoded value takes before what its own arrays and strings contain."""
+    """Return the approximate memory of a decoded value in bytes, without the contents of its arrays and strings."""
     if t.struct is not None:
         return OBJECT_COST + sum(REFERENCE_COST + (cost(s.type) if s.present else 0) for s in t.fields)
     return VALUE_COSTS.get(cast(Kind, t.kind).name, NUMBER_COST)
@@ -124,12 +124,12 @@ def tagged(t: Type) -> list[Slot]:
 
 
 def explain_misfit(msg: Message, version: int) -> str | None:
-    """Name the first field whose value its type cannot hold; None when every single one fits."""
+    """Name the first field whose value does not fit its type; None if all values fit."""
     return next(misfits(plan(type(msg), version), msg, ""), None)
 
 
 def misfits(t: Type, value: Any, path: str) -> Iterator[str]:
-    """Sentences about every value inside `value` that its type cannot hold."""
+    """Yield a sentence for every value inside `value` that does not fit its type."""
     if value is None:
         if not t.nullable:
             yield f"{path} is None, which this version cannot say"

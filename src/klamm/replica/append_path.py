@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from klamm.errors import ErrorCode
 from klamm.log.appending import Checkable
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.log.validator import Checked
+from klamm.log.verification_state import TransactionCheck
 from klamm.metrics import BrokerTopicMetrics
-from klamm.model import INTERNAL_TOPICS, TopicPartition
+from klamm.model import BROKER_TOPICS, TopicPartition
 from klamm.protocol.record_batch import MAGIC_POSITION, MAGIC_V2
 from klamm.replica.record_checks import AppendResults, RecordsBytes
 from klamm.replica.replica_manager import ReplicaManager
 
+Transactions: TypeAlias = Mapping[TopicPartition, TransactionCheck]
 _QUIET_FAILURES: Final = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -45,16 +47,26 @@ def append_records(
     timeout_ms: int = 30_000,
     *,
     convert: bool = False,
+    transactions: Transactions | None = None,
 ) -> AppendResults | asyncio.Future[AppendResults]:
     """Append every partition's records. With acks=-1 the answer waits until all in-sync replicas have them.
 
     Each partition has its own result; a failure does not affect the others. With `convert` messages of the
-    formats 0 and 1 are accepted and become record batches.
+    formats 0 and 1 are accepted and become record batches. `transactions` has the rules for transactional batches.
     """
     if convert or (origin is AppendOrigin.CLIENT and replicas.record_checks.are_needed(records)):
-        append = partial(_append_all, replicas, required_acks, internal_topics_allowed, origin, records, timeout_ms)
+        append = partial(
+            _append_all,
+            replicas,
+            required_acks,
+            internal_topics_allowed,
+            origin,
+            records,
+            timeout_ms,
+            transactions=transactions,
+        )
         return replicas.record_checks.run(records, append, convert=convert)
-    return _append_all(replicas, required_acks, internal_topics_allowed, origin, records, timeout_ms, {})
+    return _append_all(replicas, required_acks, internal_topics_allowed, origin, records, timeout_ms, {}, transactions)
 
 
 def _append_all(
@@ -65,14 +77,16 @@ def _append_all(
     records: Mapping[TopicPartition, RecordsBytes],
     timeout_ms: int,
     checked: Mapping[TopicPartition, Checked],
+    transactions: Transactions | None = None,
 ) -> AppendResults | asyncio.Future[AppendResults]:
     results: AppendResults = {}
     is_waiting = False
     now_ms = replicas.clock.now_ms()
     for tp, data in records.items():
         batch = checked.get(tp, data) if checked else data
+        transaction = transactions.get(tp) if transactions else None
         result = results[tp] = _append(
-            replicas, tp, data, batch, required_acks, internal_topics_allowed, origin, now_ms
+            replicas, tp, data, batch, required_acks, internal_topics_allowed, origin, now_ms, transaction
         )
         if required_acks and result.error == 0:
             is_waiting |= _must_wait(replicas, tp, result, required_acks)
@@ -94,6 +108,7 @@ def _append(
     internal_topics_allowed: bool,
     origin: AppendOrigin,
     now_ms: int,
+    transaction: TransactionCheck | None,
 ) -> AppendResult:
     totals = replicas.topic_stats.all_topics
     totals.total_produce_requests.count += 1
@@ -102,11 +117,11 @@ def _append(
         return failed(partition)
     stats = replicas.topic_stats.topic(tp.topic)
     stats.total_produce_requests.count += 1
-    if tp.topic in INTERNAL_TOPICS and not internal_topics_allowed:
+    if tp.topic in BROKER_TOPICS and not internal_topics_allowed:
         error = ErrorCode.INVALID_TOPIC_EXCEPTION
         result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
     else:
-        result = partition.append_records_to_leader(batch, required_acks, now_ms, origin)
+        result = partition.append_records_to_leader(batch, required_acks, now_ms, origin, transaction)
     if isinstance(result, ErrorCode):
         result = failed(result)
     if result.error != 0:
@@ -146,7 +161,7 @@ def _mark_failure(meters: BrokerTopicMetrics, result: AppendResult, data: Record
 
 
 class _DelayedProduce:
-    """Partitions whose records are in the leader's log and not yet in those of all in-sync replicas.
+    """Partitions whose records are in the leader's log, but not yet in the logs of all in-sync replicas.
 
     If `flush.messages` requires it, the records must also be on the leader's disk, for any acks.
     """

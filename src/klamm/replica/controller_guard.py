@@ -59,8 +59,8 @@ def judge(claim: Claim, state: ControlState, own_epoch: int) -> ErrorCode:
 async def read_control_state(zk: ZkSession, broker_id: int) -> ControlState:
     """Raises ZnodeFormatError for a znode that cannot be decoded.
 
-    The epoch is read ahead of `/controller`: where a ZooKeeper without multiRead lets an election happen in between,
-    the new controller is seen with the old epoch, which no controller claims.
+    The epoch is read before `/controller`. If ZooKeeper has no multiRead and an election happens in between, the new
+    controller is seen with the old epoch, which no controller claims.
     """
     own_path = paths.broker_path(broker_id)
     epoch, controller, own = await zk.read_latest([paths.CONTROLLER_EPOCH, paths.CONTROLLER, own_path])

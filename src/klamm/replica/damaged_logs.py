@@ -2,7 +2,7 @@
 
 A follower truncates its log at the damage and fetches the rest again. A broker that should lead leaves the leadership
 to another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks for
-another LeaderAndIsr once another broker leads. Only if there is no such replica, it leads with the log that it has.
+another LeaderAndIsr once another broker leads. If there is no such replica, it leads with the log that it has.
 """
 
 from __future__ import annotations

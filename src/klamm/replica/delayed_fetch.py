@@ -1,4 +1,4 @@
-"""Fetch: read now, or wait until there is enough to read. Looking again costs what moved, not what was asked for."""
+"""Fetch: read now, or wait until there is enough to read. Checking again costs what changed, not what was requested."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DelayedFetch:
         """Bytes that each partition would add to the answer."""
         self._available = 0
         self._has_data = False
-        """There was something to read already: a limit covers all partitions, so all are read again."""
+        """Something could be read already. One limit covers all partitions, so all are read again."""
         self._moved: dict[SessionPartition, None] = {}
         self._touched: dict[SessionPartition, None] = {}
         """Partitions that reported a change since the last look."""

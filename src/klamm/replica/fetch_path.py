@@ -68,7 +68,7 @@ class ReadLimit:
 
 
 def bytes_to_wait_for(replicas: ReplicaManager, params: FetchParams, reads: Reads, min_bytes: int) -> int:
-    """Return how many of `min_bytes` are missing after these reads; 0 if one of them must be answered at once."""
+    """Return how many bytes are missing to `min_bytes` after these reads; 0 if one of them must be answered at once."""
     for _, read in reads:
         if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
             return 0
@@ -229,7 +229,7 @@ def _caught_up(
 def settle(replicas: ReplicaManager, params: FetchParams, session: FetchSession, reads: Reads) -> None:
     """After an answer, skip partitions whose readers know everything until they change.
 
-    The current state decides, not the read one: the partition may have changed since.
+    The current state decides, not the state at the read: the partition may have changed since.
     """
     is_from_follower = params.replica_id >= 0
     for partition, read in reads:
@@ -289,7 +289,7 @@ def _on_follower_read(
 
 
 def _stranger(fetch: PartitionFetch) -> ErrorCode:
-    """A broker that is not in the assignment: one of the two has stale metadata."""
+    """The fetching broker is not in the assignment: either its metadata or this broker's is stale."""
     knows_epochs = fetch.current_leader_epoch != NO_EPOCH
     return ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epochs else ErrorCode.NOT_LEADER_OR_FOLLOWER
 

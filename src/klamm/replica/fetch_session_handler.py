@@ -150,7 +150,7 @@ class FetchSessionHandler:
         )
 
     def _begin(self) -> tuple[dict[TopicPartition, PartitionFetchState], list[PartitionFetchState]]:
-        """The partitions of a request that begins a session: without one, those that changed come first."""
+        """The partitions of a request that begins a session. Without a session, changed partitions come first."""
         changed: dict[TopicPartition, PartitionFetchState] = {}
         if self._is_refused:
             changed = dict(islice(self._changed.items(), CHANGED_PARTITIONS))
@@ -165,7 +165,9 @@ class FetchSessionHandler:
         return changed, new
 
     def _forget_changed(self) -> Iterator[None]:
-        """Take partitions that one request cannot name out of the session, or the leader would send them again."""
+        """Remove the partitions that do not fit into one request from the session: otherwise the leader would send them
+        again.
+        """
         count = 0
         while len(self._changed) > CHANGED_PARTITIONS:
             tp, state = self._changed.popitem()

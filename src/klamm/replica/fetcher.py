@@ -1,8 +1,7 @@
 """One task that copies partitions from one leader: it fetches, appends, truncates, and backs off after failures.
 
-Kafka's ReplicaFetcherThread. Code that changes state does not await; between a request and its answer a partition
-may have been taken away or given back in a new leader epoch, so an answer counts only for the state
-that it was asked for.
+Kafka's ReplicaFetcherThread. Code that changes state does not await. Between a request and its answer, a partition may
+be removed, or added again in a new leader epoch, so an answer applies only to the state for which it was requested.
 """
 
 from __future__ import annotations
@@ -408,7 +407,7 @@ class ReplicaFetcher:
 
 
 def _take(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
-    """Return whether this state still waited; a state that replaced it meanwhile keeps waiting."""
+    """Return whether this state was still waiting. A state that replaced it meanwhile keeps waiting."""
     if waiting.get(state.tp) is not state:
         return False
     del waiting[state.tp]

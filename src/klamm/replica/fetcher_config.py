@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from klamm.security.outgoing import OutgoingSecurity
 
 TRUNCATION_ON_FETCH_VERSION: Final = 12
 TOPIC_ID_VERSION: Final = 13
@@ -26,6 +28,7 @@ class FetcherConfig:
     fetch_version: int = 17
     list_offsets_version: int = 9
     offset_for_leader_epoch_version: int = 4
+    outgoing: OutgoingSecurity = field(default_factory=OutgoingSecurity)
 
     @property
     def truncates_on_fetch(self) -> bool:

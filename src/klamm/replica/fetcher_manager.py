@@ -166,6 +166,7 @@ def connect_by_metadata(config: FetcherConfig, metadata: MetadataCache) -> Conne
             timeout_ms=config.socket_timeout_ms,
             client_id=f"broker-{config.broker_id}-fetcher",
             request_timeout_ms=config.socket_timeout_ms + config.max_wait_ms,
+            security=config.outgoing.of(config.listener),
         )
 
     return connect

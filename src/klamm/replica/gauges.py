@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from klamm.replica.counters import PartitionCounters
     from klamm.replica.fetch_state import PartitionFetchState
     from klamm.replica.partition import Partition
+    from klamm.replica.transaction_watch import TransactionWatch
 
 _SERVER: Final = "kafka.server"
 _PARTITION: Final = ("kafka.cluster", "Partition")
@@ -32,6 +33,7 @@ def register(
     partitions: Mapping[TopicPartition, Partition],
     offline: Sized,
     purgatories: Iterable[DelayedOperationPurgatory],
+    transactions: TransactionWatch,
 ) -> None:
     gauges: dict[str, Callable[[], object]] = {
         "LeaderCount": lambda: counters.leader_count,
@@ -41,6 +43,8 @@ def register(
         "UnderMinIsrPartitionCount": lambda: counters.under_min_isr_partition_count,
         "AtMinIsrPartitionCount": lambda: counters.at_min_isr_partition_count,
         "ReassigningPartitions": lambda: counters.reassigning_partitions,
+        "PartitionsWithLateTransactionsCount": lambda: transactions.late_partitions_count,
+        "ProducerIdCount": lambda: transactions.producer_id_count,
     }
     for name, value in gauges.items():
         metrics.gauge(_SERVER, "ReplicaManager", name, value)

@@ -35,9 +35,8 @@ def high_watermark_candidate(
 ) -> int:
     """Return the smallest end offset of the leader, the ISR and the replicas that are about to join.
 
-    Waiting for a replica that has caught up but is not yet a member keeps the high watermark from running away
-    from it; a dead broker is not waited for. An ISR member that has not fetched yet (-1) holds the candidate
-    below any high watermark.
+    Counting a replica that has caught up but is not yet a member keeps the high watermark from moving ahead of it; dead
+    brokers do not count. An ISR member that has not fetched yet (-1) holds back the high watermark.
     """
     candidate = leader_log_end_offset
     for remote in remotes.values():

@@ -54,7 +54,8 @@ class LogDirMoves:
         self._loop = loop
         self.max_bytes_per_s = 1 << 63
         self._moving: dict[TopicPartition, int] = {}
-        """Partitions that are copied, with the truncations of the log in use that the copy has followed."""
+        """Partitions that are being copied, with the number of truncations of the log in use that the copy has applied.
+        """
         self._task: asyncio.Task[None] | None = None
 
     def alter(self, tp: TopicPartition, path: str) -> ErrorCode:

@@ -13,6 +13,7 @@ from klamm.log.appending import Checkable, append_as_follower, append_as_leader,
 from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
+from klamm.log.verification_state import TransactionCheck
 from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, TopicPartition
 from klamm.protocol.record_batch import batches
 from klamm.replica import isr as isr_rules
@@ -153,7 +154,9 @@ class Partition:
         return is_new_epoch
 
     def make_follower(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log) -> bool:
-        """Make this broker a follower; returns whether fetching must (re)start, that is if the leader epoch is new."""
+        """Make this broker a follower. Return whether fetching must start again, which is the case if the leader epoch
+        is new.
+        """
         if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
             return False
         is_new_epoch = state.leader_epoch > self.leader_epoch
@@ -202,6 +205,7 @@ class Partition:
         required_acks: int,
         now_ms: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        transaction: TransactionCheck | None = None,
     ) -> AppendResult | ErrorCode:
         """Return the log's result, or an error if this partition cannot append."""
         log = self.log
@@ -210,8 +214,10 @@ class Partition:
         if required_acks == -1 and self.remotes and len(self.isr) < self.effective_min_isr:
             # A record that is already in the log was not rejected, even if its first response was lost. A client that
             # receives an error may write it again under another producer epoch; a duplicate waits like the original.
-            return find_duplicate(log, records) or ErrorCode.NOT_ENOUGH_REPLICAS
-        result = append_as_leader(log, records, self.leader_epoch, origin=origin)
+            # Batches of coordinators have no sequence of their own, so that none repeats another.
+            known = find_duplicate(log, records) if origin is AppendOrigin.CLIENT else None
+            return known or ErrorCode.NOT_ENOUGH_REPLICAS
+        result = append_as_leader(log, records, self.leader_epoch, origin=origin, transaction=transaction)
         if not self.remotes:
             log.update_high_watermark(log.log_end_offset)
         elif result.error == ErrorCode.NONE:
@@ -233,7 +239,7 @@ class Partition:
         return ErrorCode.NONE
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
-        """It never goes back while this broker leads, and does not move while too few replicas are in sync."""
+        """Advance the high watermark if enough replicas are in sync; it never goes back while this broker leads."""
         log = self.log
         if log is None or self.leader != self.broker_id or len(self.isr) < self.effective_min_isr:
             return False

@@ -21,6 +21,7 @@ from klamm.log.log_config import LogConfig
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.log.validator import Checked, Rejection, is_plain, max_unpacked_bytes, validate, validate_packed
+from klamm.metrics import ConversionStats
 from klamm.model import TopicPartition
 from klamm.protocol.compression import UnpackedTooLargeError
 from klamm.protocol.message_set import CorruptMessageError, is_message_set, to_batch
@@ -46,10 +47,21 @@ _COUNT: Final = Struct(">i")
 _FLAGS: Final = ATTRIBUTES_POSITION + 1
 
 
+class _Converted(NamedTuple):
+    """Messages of one partition that became a record batch."""
+
+    topic: str
+    record_count: int
+    memory_bytes: int
+    seconds: float
+
+
 class _Waiting(NamedTuple):
     records: Mapping[TopicPartition, RecordsBytes]
     checked: dict[TopicPartition, Checked]
     check: Future[dict[TopicPartition, Checked]]
+    converted: list[_Converted]
+    """Written by the worker until `check` is done."""
     append: Append
     answer: asyncio.Future[AppendResults]
     size_bytes: int
@@ -59,8 +71,13 @@ class RecordChecks:
     """Owner: the broker loop. Without a worker every batch is validated where it is appended."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, partitions: Mapping[TopicPartition, Partition]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        partitions: Mapping[TopicPartition, Partition],
+        conversions: ConversionStats,
     ) -> None:
+        self._conversions = conversions
         self._loop = loop
         self._clock = clock
         self._partitions = partitions
@@ -108,12 +125,13 @@ class RecordChecks:
         now_ms = self._clock.now_ms()
         checked: dict[TopicPartition, Checked] = {}
         heavy: dict[TopicPartition, Callable[[], Checked]] = {}
+        converted: list[_Converted] = []
         budget = INLINE_RECORDS
         for tp, data in records.items():
             partition = self._partitions.get(tp)
             log = partition.log if partition is not None and partition.is_leader else None
             if log is not None and convert and is_message_set(data):
-                heavy[tp] = partial(_convert, memoryview(data), log.config, now_ms)
+                heavy[tp] = partial(self._convert, memoryview(data), log.config, now_ms, tp.topic, converted)
                 continue
             if log is None or len(data) <= RECORD_BATCH_OVERHEAD:
                 continue
@@ -132,16 +150,19 @@ class RecordChecks:
                 cost = 0
             budget -= cost
         if self._worker is None:
-            return append(checked | _check_all(heavy))
+            checked |= _check_all(heavy)
+            self._record(converted)
+            return append(checked)
         if not heavy and not any(tp in self._busy for tp in records):
             return append(checked)
-        return self._wait(records, checked, heavy, append)
+        return self._wait(records, checked, heavy, converted, append)
 
     def _wait(
         self,
         records: Mapping[TopicPartition, RecordsBytes],
         checked: dict[TopicPartition, Checked],
         heavy: Mapping[TopicPartition, Callable[[], Checked]],
+        converted: list[_Converted],
         append: Append,
     ) -> AppendResults | asyncio.Future[AppendResults]:
         size_bytes = sum(len(data) for data in records.values())
@@ -154,7 +175,7 @@ class RecordChecks:
         self._busy.update(records.keys())
         answer: asyncio.Future[AppendResults] = loop.create_future()
         check = worker.submit(_check_all, heavy)
-        self._queue.append(_Waiting(records, checked, check, append, answer, size_bytes))
+        self._queue.append(_Waiting(records, checked, check, converted, append, answer, size_bytes))
         check.add_done_callback(lambda _: loop.call_soon_threadsafe(self._drain))
         return answer
 
@@ -162,6 +183,7 @@ class RecordChecks:
         """Append checked records, oldest request first."""
         while self._queue and self._queue[0].check.done():
             waiting = self._queue[0]
+            self._record(waiting.converted)
             try:
                 done = waiting.append(waiting.checked | waiting.check.result())
             except Exception as error:
@@ -176,6 +198,35 @@ class RecordChecks:
                 if not self._busy[tp]:
                     del self._busy[tp]
 
+    def _record(self, converted: list[_Converted]) -> None:
+        self._conversions.record(
+            [(done.topic, done.record_count) for done in converted],
+            sum(done.seconds for done in converted) * 1000,
+            sum(done.memory_bytes for done in converted),
+        )
+
+    def _convert(
+        self, view: memoryview, config: LogConfig, now_ms: int, topic: str, converted: list[_Converted]
+    ) -> Checked:
+        """Runs in the worker: a message set of an old client becomes a record batch."""
+        started = self._clock.monotonic()
+        try:
+            data, count, memory_bytes = to_batch(view, max_unpacked_bytes(config))
+        except CorruptMessageError as e:
+            return Rejection(ErrorCode.CORRUPT_MESSAGE, str(e))
+        except UnpackedTooLargeError as e:
+            return Rejection(ErrorCode.MESSAGE_TOO_LARGE, str(e))
+        except ProtocolError as e:
+            return Rejection(ErrorCode.INVALID_RECORD, str(e))
+        seconds = self._clock.monotonic() - started
+        try:
+            result = _check(memoryview(data), config, now_ms)
+        except ProtocolError as e:
+            return Rejection(ErrorCode.INVALID_RECORD, str(e))
+        if not isinstance(result, Rejection):
+            converted.append(_Converted(topic, count, memory_bytes, seconds))
+        return result
+
 
 def _count(data: RecordsBytes) -> int:
     """Return the record count of the header. An impossible count is refused before any record is read."""
@@ -186,18 +237,6 @@ def _count(data: RecordsBytes) -> int:
 def _check(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
     """Runs in the worker, on a frozen configuration."""
     return validate(view, config, AppendOrigin.CLIENT, now_ms, is_plain=is_plain(config))
-
-
-def _convert(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
-    """Runs in the worker: a message set of an old client becomes a record batch."""
-    try:
-        return _check(memoryview(to_batch(view, max_unpacked_bytes(config))), config, now_ms)
-    except CorruptMessageError as e:
-        return Rejection(ErrorCode.CORRUPT_MESSAGE, str(e))
-    except UnpackedTooLargeError as e:
-        return Rejection(ErrorCode.MESSAGE_TOO_LARGE, str(e))
-    except ProtocolError as e:
-        return Rejection(ErrorCode.INVALID_RECORD, str(e))
 
 
 def _check_all(heavy: Mapping[TopicPartition, Callable[[], Checked]]) -> dict[TopicPartition, Checked]:

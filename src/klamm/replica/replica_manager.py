@@ -17,7 +17,7 @@ from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.log.log_manager import LogManager
 from klamm.metadata import MetadataCache
-from klamm.metrics import BrokerTopicStats, MetricsRegistry
+from klamm.metrics import BrokerTopicStats, ConversionStats, MetricsRegistry
 from klamm.model import TopicPartition
 from klamm.purgatory import DelayedOperationPurgatory
 from klamm.replica import gauges
@@ -29,6 +29,8 @@ from klamm.replica.partition import Partition
 from klamm.replica.problems import ReplicaProblems
 from klamm.replica.record_checks import RecordChecks
 from klamm.replica.replication_quota import ReplicationQuotas
+from klamm.replica.transaction_watch import TransactionWatch
+from klamm.replica.transactional_producers import TransactionalProducers
 from klamm.waiting import after
 
 if TYPE_CHECKING:
@@ -40,10 +42,12 @@ T = TypeVar("T")
 PARTITIONS_PER_SLICE: Final = 200
 """Partitions that are checked before the loop serves others: well below a millisecond."""
 OFFLINE_PER_SLICE: Final = 50
-"""The same for partitions of a failed directory: to take one offline takes 25 microseconds."""
+"""The same for partitions of a failed directory: taking one offline takes 25 microseconds."""
 Leadership: TypeAlias = Sequence[tuple[TopicPartition, int]]
 LeadershipListener: TypeAlias = Callable[[Leadership, Leadership], None]
 """Called with the partitions that this broker leads now, and those it follows or stopped, with leader epochs."""
+RoleListener: TypeAlias = Callable[[Leadership, Leadership, int | None], None]
+"""The same, with the correlation id of the controller's request; None if there was none."""
 
 
 class ReplicaManager:
@@ -86,7 +90,7 @@ class ReplicaManager:
         self.produce_purgatory = DelayedOperationPurgatory("Produce", loop)
         self.fetch_purgatory = DelayedOperationPurgatory("Fetch", loop)
         self.woken_fetches: dict[Hashable, None] = {}
-        """Parked fetches, by their keys in the purgatory, whose partitions changed and that have not looked yet."""
+        """Parked fetches (by their purgatory keys) that must be checked because their partitions changed."""
         self.delete_records_purgatory = DelayedOperationPurgatory("DeleteRecords", loop)
         self.loop = loop
         self._applying: asyncio.Future[Any] | None = None
@@ -94,13 +98,20 @@ class ReplicaManager:
         self._last_change: asyncio.Future[Any] | None = None
         """The last change that waits for its turn, or for something else, or is being applied."""
         self.leadership_listeners: list[LeadershipListener] = []
+        self.role_listeners: list[RoleListener] = []
         self.isr_change_listener: Callable[[Partition, tuple[int, ...]], None] | None = None
         self.isr_meters = gauges.IsrMeters(metrics)
         self.problems = ReplicaProblems(metrics)
         self.damaged_logs = DamagedLogs(broker_id, metadata, self.problems)
-        self.record_checks = RecordChecks(loop, clock, self.partitions)
+        self.fetch_conversions = ConversionStats(metrics, self.topic_stats, "Fetch")
+        produce_conversions = ConversionStats(metrics, self.topic_stats, "Produce")
+        self.record_checks = RecordChecks(loop, clock, self.partitions, produce_conversions)
+        self.transactional_producers = TransactionalProducers(loop)
+        self.transaction_watch = TransactionWatch()
         self.log_dir_moves = LogDirMoves(logs, metadata, self.partitions, self.offline, lambda: self.fetchers, loop)
-        gauges.register(metrics, self.counters, self.partitions, self.offline, self._purgatories)
+        gauges.register(
+            metrics, self.counters, self.partitions, self.offline, self._purgatories, self.transaction_watch
+        )
 
     @property
     def _purgatories(self) -> tuple[DelayedOperationPurgatory, ...]:
@@ -212,12 +223,16 @@ class ReplicaManager:
         else:
             self.loop.call_soon(self._next_slice, slices, result, done)
 
-    def notify_leadership_listeners(self, leaders: Iterable[Partition], followers: Iterable[Partition]) -> None:
+    def notify_leadership_listeners(
+        self, leaders: Iterable[Partition], followers: Iterable[Partition], correlation_id: int | None = None
+    ) -> None:
         became_leader = [(partition.topic_partition, partition.leader_epoch) for partition in leaders]
         became_follower = [(partition.topic_partition, partition.leader_epoch) for partition in followers]
         if became_leader or became_follower:
             for listener in self.leadership_listeners:
                 listener(became_leader, became_follower)
+            for role_listener in self.role_listeners:
+                role_listener(became_leader, became_follower, correlation_id)
 
     def on_metadata_change(self) -> None:
         """Look again for addresses of leaders, and stop waiting for followers that are no longer alive."""
@@ -227,10 +242,10 @@ class ReplicaManager:
         if brokers is self._brokers:  # a snapshot shares them with the one before unless they changed
             return
         self._brokers = brokers
-        self._stop_waiting_for_the_gone(list(self.lagging))
+        self._stop_waiting_for_dead(list(self.lagging))
         self.delete_records_purgatory.check_all()
 
-    def _stop_waiting_for_the_gone(self, partitions: list[Partition]) -> None:
+    def _stop_waiting_for_dead(self, partitions: list[Partition]) -> None:
         """Advance high watermarks that a dead broker held back, in slices: after an election all may lag."""
         now_ms = self.clock.now_ms()
         for partition in partitions[-PARTITIONS_PER_SLICE:]:
@@ -238,7 +253,7 @@ class ReplicaManager:
                 self.complete_after_high_watermark(partition.topic_partition)
         del partitions[-PARTITIONS_PER_SLICE:]
         if partitions:
-            self.loop.call_soon(self._stop_waiting_for_the_gone, partitions)
+            self.loop.call_soon(self._stop_waiting_for_dead, partitions)
 
     def on_topic_config_change(self, topic: str) -> None:
         """Check counts and waiting produces again: `min.insync.replicas` may have changed."""
@@ -314,8 +329,8 @@ class ReplicaManager:
     def isr_pass(self) -> Iterator[bool] | None:
         """The `isr-expiration` task, every half of the lag limit. Returns the slices that are left after the first.
 
-        The cost is that of the partitions that were written since or that lag: all of them after many elections. A
-        broker that stalled itself, or whose clock jumped, cannot judge others: it first lets them fetch.
+        It costs as much as there are partitions that were written since or that lag: all of them after many elections.
+        A broker that was stalled itself, or whose clock jumped, cannot judge others, so it first lets them fetch.
         """
         now_ms = self.clock.now_ms()
         late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
@@ -369,9 +384,9 @@ class ReplicaManager:
 
     def high_watermark_pass(self) -> Iterator[None]:
         """`checkpoint_high_watermarks`, slice by slice."""
-        return self.logs.checkpoints.high_watermark_pass(self._is_of_a_partition)
+        return self.logs.checkpoints.high_watermark_pass(self._has_partition)
 
-    def _is_of_a_partition(self, log: Log) -> bool:
+    def _has_partition(self, log: Log) -> bool:
         partition = self.partitions.get(log.topic_partition)
         return partition is not None and partition.log is log
 
@@ -384,6 +399,7 @@ class ReplicaManager:
         if self._applying is not None:
             self._applying.cancel()
         self.fetchers.remove(list(self.partitions))
+        self.transactional_producers.close()
         self.record_checks.shutdown()
         for purgatory in self._purgatories:
             purgatory.shutdown()

@@ -1,8 +1,8 @@
 """Replication throttles (KIP-73): the bytes per second that out-of-sync replicas may use on this broker.
 
-There are two quotas, one for sending as a leader and one for receiving as a follower. Which replicas count is said for
-each topic (`leader.replication.throttled.replicas`), how many bytes for each broker (`...throttled.rate`). All bytes of
-these replicas are counted; only those that are not in sync are ever held back.
+There are two quotas, one for sending as a leader and one for receiving as a follower. Topics name the throttled
+replicas (`leader.replication.throttled.replicas`), and brokers have the rate (`...throttled.rate`). All bytes of these
+replicas are counted, but only replicas that are not in sync are held back.
 """
 
 from __future__ import annotations

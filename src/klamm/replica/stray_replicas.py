@@ -1,8 +1,9 @@
 """Replicas that were moved away while this broker could not be informed: their logs would stay for ever.
 
-A controller that takes a replica away sends its broker a StopReplica, and remembers a missing answer only while it is
-the controller. So after a controller has sent the whole metadata, a broker looks for logs that are not part of it, and
-asks ZooKeeper. It deletes a log only if the topic exists, with the same id, and does not name this broker as a replica.
+A controller that removes a replica sends its broker a StopReplica, and remembers a missing answer only while it is the
+controller. So when a controller has sent the whole metadata, a broker looks for logs that the metadata does not
+contain, and asks ZooKeeper. It deletes a log only if the topic exists, with the same id, and does not name this broker
+as a replica.
 
 An answer of ZooKeeper may be old, but not older than this broker's registration. If no controller has named the log
 since then, it cannot have become a replica again. If one has, the answer must be newer: the leader epoch in ZooKeeper

@@ -43,8 +43,8 @@ class Reset(NamedTuple):
 def reset_for(log_end_offset: int, leader_start_offset: int, leader_end_offset: int) -> Reset:
     """Return how to continue if the fetch offset is out of range on the leader.
 
-    If the leader ends before us, it was elected out of sync, and its log counts. If it begins after us, the records
-    in between are lost. Otherwise its log changed meanwhile, and fetching continues.
+    If the leader's log ends before ours, the leader was elected out of sync, and its log counts. If it begins after
+    ours, the records in between are lost. Otherwise its log changed meanwhile, and fetching continues.
     """
     if leader_end_offset < log_end_offset:
         return Reset(leader_end_offset)

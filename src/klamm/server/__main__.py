@@ -9,10 +9,11 @@ import sys
 def run() -> int:
     """Exempt the objects of the imports from garbage collection: they live until the end."""
     gc.disable()
-    from klamm.server import collector
+    from klamm.server import allocator, collector
     from klamm.server.main import main
 
     gc.freeze()
+    allocator.install()
     collector.install()
     gc.enable()
     return main()

@@ -20,29 +20,32 @@ from klamm.clock import Clock
 from klamm.config import KafkaConfig
 from klamm.control_log import NO_CONTROL_LOG, ControlLog, ControlLogBuffer, to_json
 from klamm.control_log.encoding import key_of
-from klamm.control_log.records import RoleChanged
+from klamm.control_log.records import RequestFailed, RoleChanged
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.metadata import PartitionState
 from klamm.model import CONTROL_LOG_TOPIC, EndPoint, TopicPartition
+from klamm.network.request import Request
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.replica.append_path import append_records
 from klamm.replica.replica_manager import Leadership
+from klamm.security.client_security import ClientSecurity
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 PAUSE_S: Final = 0.25
-"""Rarely, and many records at a time: every append wakes the followers, which fetch again."""
+"""The pauses are long, because every append wakes the followers, which fetch again."""
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024
 SLICE_RECORDS: Final = 50
-"""Records that are encoded at a time: less than a millisecond of the broker loop."""
+"""Records that are encoded at a time. They take less than a millisecond of the broker loop."""
 LONGEST_BACKOFF_S: Final = 5.0
 FEWER_REPLICAS_AFTER_S: Final = 30.0
 """After this time, a cluster smaller than the replication factor gets the topic anyway."""
-LAST_WORDS_S: Final = 0.5
+STOP_WRITE_S: Final = 0.5
+MAX_CHARS: Final = 300
 _PRODUCE_VERSION: Final = 7
 _TIMEOUT_MS: Final = CONTROL_LOG.request_ms
 _PARTITION: Final = TopicPartition(CONTROL_LOG_TOPIC, 0)
@@ -73,6 +76,7 @@ class ControlLogWriter:
         self._rows: deque[Record] = deque()
         self._pending: tuple[bytes, int] | None = None
         self._wanted_since_s: float | None = None
+        self._failures: dict[str, int] = {}
         self.given_up = 0
         """Records of batches that the topic's leader refused permanently."""
 
@@ -95,7 +99,7 @@ class ControlLogWriter:
         metrics, kind = broker.metrics, "ControlLog"
         metrics.gauge("klamm.server", kind, "BufferedRecordCount", lambda: sum(map(len, self._buffers)))
         metrics.gauge("klamm.server", kind, "DroppedRecordCount", lambda: self.dropped)
-        broker.replicas.leadership_listeners.append(self._on_leadership)
+        broker.replicas.role_listeners.append(self._on_roles)
         self._task = broker.loop.create_task(self._run(broker))
 
     async def stop(self) -> None:
@@ -106,21 +110,44 @@ class ControlLogWriter:
         task.cancel()
         await asyncio.wait({task})
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(STOP_WRITE_S):
                 while await self._write_some(self._broker):
                     pass
         except Exception:
             log.debug("writing the last records of the control log failed")
         self._disconnect()
 
-    def _on_leadership(self, became_leader: Leadership, became_follower: Leadership) -> None:
+    def _on_roles(self, became_leader: Leadership, became_follower: Leadership, correlation_id: int | None) -> None:
         assert self._broker is not None
         replicas, record = self._broker.replicas, self._buffers[1].record
         for tp, leader_epoch in became_leader:
-            record(RoleChanged(replicas.controller_epoch, tp, "leader", leader_epoch))
+            record(RoleChanged(replicas.controller_epoch, correlation_id, tp, "leader", leader_epoch))
         for tp, leader_epoch in became_follower:
             role = "follower" if tp in replicas.partitions else "none"
-            record(RoleChanged(replicas.controller_epoch, tp, role, leader_epoch))
+            record(RoleChanged(replicas.controller_epoch, correlation_id, tp, role, leader_epoch))
+
+    def on_failed_request(self, request: Request, error: str) -> None:
+        """Record a handler's failure, with growing distances: a client that repeats a failing request must not fill the
+        log.
+        """
+        if self._broker is None:
+            return
+        name = request.api.name
+        count = self._failures[name] = self._failures.get(name, 0) + 1
+        if count.bit_count() == 1:
+            epoch, version = self._broker.replicas.controller_epoch, request.api_version
+            self._buffers[1].record(
+                RequestFailed(
+                    epoch,
+                    name,
+                    version,
+                    request.correlation_id,
+                    request.client_id and request.client_id[:MAX_CHARS],
+                    request.connection_id,
+                    error[:MAX_CHARS],
+                    count,
+                )
+            )
 
     # --- the task ------------------------------------------------------------------------------------------------
 
@@ -193,13 +220,13 @@ class ControlLogWriter:
             raise ConnectionError("the topic has no leader now")
         data = [PartitionProduceData(index=0, records=batch)]
         topics = [TopicProduceData(name=CONTROL_LOG_TOPIC, partition_data=data)]
-        connection = await self._connected(endpoint)
+        connection = await self._connected(endpoint, broker.outgoing.of(endpoint.listener))
         response: ProduceResponse = await connection.send(
             ProduceRequest(acks=-1, timeout_ms=_TIMEOUT_MS, topic_data=topics), _PRODUCE_VERSION
         )
         return ErrorCode(response.responses[0].partition_responses[0].error_code)
 
-    async def _connected(self, endpoint: EndPoint) -> BrokerConnection:
+    async def _connected(self, endpoint: EndPoint, security: ClientSecurity) -> BrokerConnection:
         if self._connection is None or self._connection.is_closed or endpoint != self._endpoint:
             self._disconnect()
             self._connection = await BrokerConnection.connect(
@@ -208,6 +235,7 @@ class ControlLogWriter:
                 timeout_ms=_TIMEOUT_MS,
                 client_id=ADMIN_CLIENT_ID,
                 request_timeout_ms=_TIMEOUT_MS,
+                security=security,
             )
             self._endpoint = endpoint
         return self._connection

@@ -25,7 +25,7 @@ _NAMED: Final = 5
 
 
 class CutOff(Exception):
-    """No decision is possible, even with more time; the text says why."""
+    """No decision is possible, even with more time. The message gives the reason."""
 
 
 async def controlled_shutdown(broker: Broker) -> bool:
@@ -40,7 +40,7 @@ async def controlled_shutdown(broker: Broker) -> bool:
         for attempt in range(max(config.controlled_shutdown_max_retries, 1)):
             if attempt:
                 await zookeeper.rest(config.controlled_shutdown_retry_backoff_ms / 1000)
-            if await _is_let_go(broker, zookeeper):
+            if await _may_leave(broker, zookeeper):
                 return True
         log.warning("controlled shutdown failed: leaders move when the session ends")
     except CutOff as why:
@@ -50,7 +50,7 @@ async def controlled_shutdown(broker: Broker) -> bool:
     return False
 
 
-async def _is_let_go(broker: Broker, zookeeper: _ZooKeeperWatch) -> bool:
+async def _may_leave(broker: Broker, zookeeper: _ZooKeeperWatch) -> bool:
     """Ask once; return the reason if the controller did not agree."""
     try:
         async with asyncio.timeout(broker.config.controller_socket_timeout_ms / 1000):
@@ -138,7 +138,9 @@ async def _ask(broker: Broker) -> Answer:
     endpoint = broker.metadata.endpoint(broker.controller_id, listener)
     if endpoint is None:
         raise ConnectionError("there is no controller now")
-    connection = await BrokerConnection.connect(endpoint.host, endpoint.port, client_id=str(broker.id))
+    connection = await BrokerConnection.connect(
+        endpoint.host, endpoint.port, client_id=str(broker.id), security=broker.outgoing.of(listener)
+    )
     try:
         request = ControlledShutdownRequest(broker_id=broker.id, broker_epoch=broker.broker_epoch)
         version = inter_broker.controlled_shutdown_version(inter_broker.protocol(broker.config))

@@ -12,10 +12,12 @@ from typing import Any
 
 from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.patience import CONTROLLER_CHANNEL
+from klamm.config import KafkaConfig
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache
 from klamm.model import EndPoint
 from klamm.protocol.wire import Message
+from klamm.security.outgoing import OutgoingSecurity
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +26,16 @@ class ControllerChannel:
     """Lives on the broker loop. The controller's address is the one the metadata gives now, through `listener`."""
 
     def __init__(
-        self, metadata: MetadataCache, listener: str, *, name: str, loop: asyncio.AbstractEventLoop, timeout_ms: int
+        self,
+        metadata: MetadataCache,
+        listener: str,
+        *,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        timeout_ms: int,
+        outgoing: OutgoingSecurity | None = None,
     ) -> None:
+        self._outgoing = outgoing if outgoing is not None else OutgoingSecurity()
         self._metadata = metadata
         self._listener = listener
         self._name = name
@@ -76,7 +86,11 @@ class ControllerChannel:
         if self._opening is None:
             self._endpoint = endpoint
             opening = BrokerConnection.connect(
-                endpoint.host, endpoint.port, client_id=self._name, request_timeout_ms=self._timeout_ms
+                endpoint.host,
+                endpoint.port,
+                client_id=self._name,
+                request_timeout_ms=self._timeout_ms,
+                security=self._outgoing.of(self._listener),
             )
             self._opening = self._loop.create_task(opening)
         return await asyncio.shield(self._opening)
@@ -86,6 +100,25 @@ class ControllerChannel:
         if opening is not None:
             opening.add_done_callback(_close)
             opening.cancel()
+
+
+def open_channel(
+    purpose: str,
+    broker_id: int,
+    metadata: MetadataCache,
+    config: KafkaConfig,
+    loop: asyncio.AbstractEventLoop,
+    outgoing: OutgoingSecurity,
+) -> ControllerChannel:
+    """Return a broker's channel for one purpose. It connects when it is used."""
+    return ControllerChannel(
+        metadata,
+        config.inter_broker_listener,
+        name=f"broker-{broker_id}-{purpose}",
+        loop=loop,
+        timeout_ms=config.controller_socket_timeout_ms,
+        outgoing=outgoing,
+    )
 
 
 def _has_ended(opening: asyncio.Task[BrokerConnection] | None) -> bool:

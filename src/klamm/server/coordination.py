@@ -7,13 +7,16 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
+from klamm.server import zookeeper_security
 from klamm.zk.client import predecessor
 from klamm.zk.client.client_connection import SessionCredentials
+from klamm.zk.client.zk_security import ZkSecurity
 from klamm.zk.client.zk_session import SessionListener, SessionState, ZkSession
 from klamm.zk.model.ops import ConnectionLoss
 
@@ -71,8 +74,12 @@ class Coordination:
         """Return the connection timeout of a starting broker: zookeeper.session.timeout.ms unless configured."""
         return self._config.zookeeper_connection_timeout_ms or self._config.zookeeper_session_timeout_ms
 
+    @cached_property
+    def _security(self) -> ZkSecurity:
+        return zookeeper_security.client(self._config)
+
     def _open_session(self, hosts: str) -> ZkSession:
-        return ZkSession(hosts, self._config.zookeeper_session_timeout_ms)
+        return ZkSession(hosts, self._config.zookeeper_session_timeout_ms, security=self._security)
 
     async def _start_embedded(self) -> str:
         # Most brokers set zookeeper.connect and must not pay for importing a server.
@@ -86,12 +93,14 @@ class Coordination:
         def on_failure(error: OSError) -> None:
             if self._on_failure is not None:
                 sentence = (
-                    f"The embedded ZooKeeper cannot write to {path}: {error.strerror}. The cluster cannot change now"
+                    f"The embedded ZooKeeper cannot write to {path}: {error.strerror}. Without it the cluster cannot "
+                    "change. Free the disk and start the broker again."
                 )
                 loop.call_soon_threadsafe(self._on_failure, sentence)
 
-        port = config.klamm_zookeeper_embedded_port
-        embedded = EmbeddedZooKeeperThread(path, port=port, on_failure=on_failure)
+        host, port = config.klamm_zookeeper_embedded_host, config.klamm_zookeeper_embedded_port
+        options = zookeeper_security.embedded_server(config)
+        embedded = EmbeddedZooKeeperThread(path, host, port, on_failure=on_failure, options=options)
         try:
             await loop.run_in_executor(None, embedded.start)
         except (DataDirError, OSError) as error:
@@ -121,7 +130,7 @@ class Coordination:
 
     async def _end_dead_session(self, dead: SessionCredentials) -> None:
         timeout_ms = self._connection_timeout_ms
-        end = functools.partial(predecessor.end_session, self.zk.hosts, dead, timeout_ms)
+        end = functools.partial(predecessor.end_session, self.zk.hosts, dead, timeout_ms, self._security)
         if not await asyncio.get_running_loop().run_in_executor(None, end):
             # Keep the file: the next start needs it to find that session.
             raise KlammError(
@@ -159,7 +168,7 @@ class Coordination:
                 path.unlink()
 
     async def _end_by_another_connection(self, mine: SessionCredentials) -> bool:
-        end = functools.partial(predecessor.end_session, self.zk.hosts, mine, GOODBYE_MS)
+        end = functools.partial(predecessor.end_session, self.zk.hosts, mine, GOODBYE_MS, self._security)
         return await asyncio.get_running_loop().run_in_executor(None, end)
 
     async def stop(self) -> None:

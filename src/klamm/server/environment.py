@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+from klamm.broker import Broker
 from klamm.clock import Clock, SystemClock
 from klamm.config import KafkaConfig
 from klamm.controller.controller_runner import ControllerRunner
+from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH
 from klamm.log.files import Files
 from klamm.server.coordination import Coordination
 
@@ -22,7 +24,8 @@ class Environment:
     """Defaults to the real machine.
 
     `files` None is the file system; `file_worker` None is a thread of the log manager, `record_worker` None is the
-    thread that validates large batches.
+    thread that validates large batches. `on_built` is called with the broker before it registers. A small
+    `max_producer_epoch` lets the epochs of transactional producers overflow early.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -33,3 +36,5 @@ class Environment:
     record_worker: Executor | None = None
     coordination: Callable[[KafkaConfig, OnFailure | None], Coordination] = Coordination
     controller_runner: type[ControllerRunner] = ControllerRunner
+    max_producer_epoch: int = MAX_PRODUCER_EPOCH
+    on_built: Callable[[Broker], None] = lambda broker: None

@@ -1,4 +1,4 @@
-"""Notifies the controller of a failed log directory: a znode that must not get lost."""
+"""Notifies the controller of a failed log directory through a znode."""
 
 from __future__ import annotations
 

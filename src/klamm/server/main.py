@@ -15,8 +15,11 @@ from typing import Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
-from klamm.server import file_limit
+from klamm.server import file_limit, thread_names
+from klamm.server.exposure import refuse_exposure
 from klamm.server.kafka_server import KafkaServer
+from klamm.server.log_format import FORMATS, set_up_logging
+from klamm.server.running import Running
 
 COLLECTOR_OFF_S: Final = 60
 """A start that takes longer waits for another process, and produces garbage meanwhile."""
@@ -28,23 +31,18 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a key above the file's")
     out.add_argument("--ready-file", type=Path, help="file for the ports of the broker, as JSON, once it answers")
     out.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    out.add_argument("--log-format", default="text", choices=FORMATS, help="lines of text, or one JSON object per line")
     return out
 
 
-def set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)", stream=sys.stderr, force=True
-    )
-
-
-def announce(path: Path, server: KafkaServer) -> None:
+def announce(path: Path, running: Running) -> None:
     """Write to a temporary file and rename it: a reader sees all of it or nothing."""
     text = json.dumps(
         {
-            "broker_id": server.broker.id,
-            "cluster_id": server.broker.cluster_id,
-            "listeners": {e.listener: e.port for e in server.endpoints},
-            "metrics_port": server.metrics_port,
+            "broker_id": running.broker.id,
+            "cluster_id": running.broker.cluster_id,
+            "listeners": {e.listener: e.port for e in running.endpoints},
+            "metrics_port": running.metrics_port,
             "pid": os.getpid(),
         }
     )
@@ -54,13 +52,15 @@ def announce(path: Path, server: KafkaServer) -> None:
     aside.replace(path)
 
 
-async def _start(server: KafkaServer) -> None:
+async def _start(server: KafkaServer) -> Running:
     """Start without garbage collection: a start allocates long-lived objects, so collecting only wastes time."""
     gc.disable()
     limit = asyncio.get_running_loop().call_later(COLLECTOR_OFF_S, gc.enable)
     try:
-        await server.start()
+        running = await server.start()
+        thread_names.publish()
         gc.freeze()
+        return running
     finally:
         limit.cancel()
         gc.enable()
@@ -84,9 +84,9 @@ async def run(config: KafkaConfig, ready_file: Path | None) -> None:
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():
-            starting.result()
+            running = starting.result()
             if ready_file is not None:
-                announce(ready_file, server)
+                announce(ready_file, running)
             await stopping
         else:
             starting.cancel()
@@ -95,12 +95,12 @@ async def run(config: KafkaConfig, ready_file: Path | None) -> None:
         stopping.cancel()
         await server.stop()
     if failures:
-        raise KlammError(f"{failures[0]}, so the broker has stopped. Free the disk and start it again.")
+        raise KlammError(f"The broker has stopped. {failures[0]}")
 
 
 def main() -> int:
     args = parser().parse_args()
-    set_up_logging(args.log_level)
+    set_up_logging(args.log_level, args.log_format)
     try:
         config = KafkaConfig.from_file(args.config, args.override)
         for warning in config.warnings:
@@ -117,5 +117,6 @@ def run_loop(config: KafkaConfig, ready_file: Path | None = None) -> None:
     """The broker loop, on uvloop. The small switch interval keeps it prompt beside the control loop's thread."""
     import uvloop
 
+    refuse_exposure(config)
     sys.setswitchinterval(config.klamm_switch_interval_seconds)
     uvloop.run(run(config, ready_file))

@@ -6,24 +6,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
 
 from klamm.broker import Broker
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.metadata.missed_deletions import Comparison, MissedDeletionsRule, deleted_topics
 from klamm.server import read_steps
+from klamm.server.background_tasks import Spawn
 from klamm.zk.client.zk_session import SessionListener
 
 log = logging.getLogger(__name__)
 
 
 class MissedDeletions:
-    """Lives on the broker loop; made before the broker registers for the first time. `spawn` starts a task."""
+    """Lives on the broker loop."""
 
-    def __init__(self, broker: Broker, spawn: Callable[[Coroutine[object, object, None]], None]) -> None:
+    def __init__(self, broker: Broker, spawn: Spawn) -> None:
         self._broker = broker
         self._spawn = spawn
         self._rule = MissedDeletionsRule()
+
+    def start(self) -> None:
+        """Listen to new sessions and to metadata, from before the broker registers for the first time."""
+        broker = self._broker
         broker.zk.add_listener(SessionListener(after_new_session=self._on_new_session))
         broker.metadata.update_listeners.append(self._on_update)
 
@@ -39,6 +43,6 @@ class MissedDeletions:
         deleted = broker.metadata.forget(await read_steps.run(broker.zk, deleted_topics(comparison)))
         if deleted:
             names = sorted({tp.topic for tp in deleted})
-            log.info("%d topics were deleted and this broker was not told: %s", len(names), ", ".join(names[:10]))
+            log.info("%d topics were deleted while this broker was not informed: %s", len(names), ", ".join(names[:10]))
             broker.replicas.on_metadata_change()
             broker.groups.on_partitions_deleted(deleted)

@@ -3,14 +3,17 @@ versions."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from klamm.broker import Broker
+from klamm.broker import Registration
 from klamm.controller.producer_ids import BLOCK_SIZE, MAX_PRODUCER_ID
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from klamm.replica.producer_ids import ProducerIdBlock
 from klamm.server.controller_channel import ControllerChannel
+from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
 from klamm.zk.model.ops import BadVersion, GetData, SetData, ZkError
 from klamm.zk.model.znodes import ProducerIdBlock as ProducerIdBlockZnode
@@ -26,16 +29,35 @@ class AllocatedBlock:
     length: int = 0
 
 
-async def ask_controller(broker: Broker, channel: ControllerChannel) -> AllocatedBlock:
-    request = AllocateProducerIdsRequest(broker_id=broker.id, broker_epoch=broker.broker_epoch)
-    try:
-        response: AllocateProducerIdsResponse = await channel.send(request, _VERSION)
-    except OSError:
-        return AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    return AllocatedBlock(ErrorCode.of(response.error_code), response.producer_id_start, response.producer_id_len)
+class ProducerIdBlocks:
+    """The source of blocks for one broker; lives on the broker loop. Without a `channel` it is ZooKeeper."""
+
+    def __init__(
+        self, broker_id: int, registration: Registration, zk: ZkSession, channel: ControllerChannel | None
+    ) -> None:
+        self._broker_id = broker_id
+        self._registration = registration
+        self._zk = zk
+        self._channel = channel
+
+    def allocate(self) -> asyncio.Future[ProducerIdBlock]:
+        steps = take_from_zookeeper(self._zk, self._broker_id) if self._channel is None else self._ask(self._channel)
+        return asyncio.get_running_loop().create_task(steps)
+
+    async def _ask(self, controller: ControllerChannel) -> AllocatedBlock:
+        request = AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._registration.epoch)
+        try:
+            response: AllocateProducerIdsResponse = await controller.send(request, _VERSION)
+        except OSError:
+            return AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return AllocatedBlock(ErrorCode.of(response.error_code), response.producer_id_start, response.producer_id_len)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
 
 
-async def take_from_zookeeper(zk: Any, broker_id: int) -> AllocatedBlock:
+async def take_from_zookeeper(zk: ZkSession, broker_id: int) -> AllocatedBlock:
     """Compare and set until it succeeds; a lost block is harmless."""
     while True:
         try:

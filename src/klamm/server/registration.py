@@ -28,11 +28,11 @@ WARN_S: Final = 5.0
 LIMIT_S: Final = 120.0
 """The controller first fails over, if it is new, and retries its connections."""
 PARTITIONS_LIMIT_S: Final = 10.0
-"""Topics none of whose partitions ever had a leader are not reported to brokers."""
+"""The wait is bounded, because topics whose partitions never had a leader are not reported to brokers."""
 
 
 async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistration:
-    """The controller's answer to `Startup`.
+    """Register with the event `Startup` and return the controller's answer.
 
     An id in use is refused, but an id that this broker's own last run may hold is awaited for `wait_ms`.
     """
@@ -80,10 +80,11 @@ async def until_known(
 
 
 async def until_partitions_known(metadata: MetadataCache, zk: ZkSession, limit_s: float = PARTITIONS_LIMIT_S) -> None:
-    """Wait until the controller has sent all topics, so that no client gets the answer that one does not exist.
+    """Wait until the controller has sent all topics, so that no client receives the answer that an existing topic does
+    not exist.
 
-    A controller that has just been elected first sends the live brokers, and partitions when it has read them all.
-    After `limit_s` the wait ends, also that for ZooKeeper's answer whether there are topics.
+    A controller that has just been elected first sends the live brokers, and partitions when it has read them all. The
+    wait, including the question to ZooKeeper whether there are topics, ends after `limit_s`.
     """
     known = asyncio.Event()
     metadata.when_partitions_known(known.set)
@@ -94,7 +95,7 @@ async def until_partitions_known(metadata: MetadataCache, zk: ZkSession, limit_s
 
 
 def is_tail_settled(broker: Broker) -> bool:
-    """Whether the next start may take this broker's logs for whole, if it stops cleanly now.
+    """Return whether the next start may trust this broker's logs, if it stops cleanly now.
 
     A log that may have lost its tail is as good as any other once its partition has a leader: then it follows that
     leader, or was compared with the others and leads. Until then it must remain suspect.

@@ -19,16 +19,16 @@ class Scheduler:
         self._timers: dict[str, asyncio.Handle] = {}
 
     def every(self, name: str, interval_ms: int, task: Callable[[], object], *, first_ms: int | None = None) -> None:
-        """Runs `task` every `interval_ms`, counted from the end of the run before.
+        """Run `task` every `interval_ms`, counted from the end of the previous run.
 
-        One that returns an iterator has been begun only: a step is taken in each turn of the loop until it ends.
+        A task may return an iterator of further steps; one step is taken in each turn of the loop.
         """
         delay_ms = interval_ms if first_ms is None else first_ms
 
         def run() -> None:
-            go_on(lambda: begun if isinstance(begun := task(), Iterator) else None)
+            step_and_reschedule(lambda: begun if isinstance(begun := task(), Iterator) else None)
 
-        def go_on(step: Callable[[], Iterator[object] | None]) -> None:
+        def step_and_reschedule(step: Callable[[], Iterator[object] | None]) -> None:
             rest: Iterator[object] | None = None
             try:
                 rest = step()
@@ -39,7 +39,9 @@ class Scheduler:
             if rest is None:
                 self._timers[name] = self._loop.call_later(interval_ms / 1000, run)
             else:
-                self._timers[name] = self._loop.call_soon(go_on, lambda: None if next(rest, _END) is _END else rest)
+                self._timers[name] = self._loop.call_soon(
+                    step_and_reschedule, lambda: None if next(rest, _END) is _END else rest
+                )
 
         self._timers[name] = self._loop.call_later(delay_ms / 1000, run)
 

@@ -1,7 +1,11 @@
-"""The broker's configuration as the parts want it: each part takes its own frozen settings, not all keys."""
+"""The settings of each part of a broker, derived from its configuration.
+
+A part receives its own frozen settings, not all keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +15,8 @@ from klamm.metadata import MetadataSnapshot
 from klamm.model import EndPoint
 from klamm.network.connection_quotas import ConnectionLimits
 from klamm.network.socket_server import SocketServer, SocketServerConfig
+from klamm.security.listener_security import ListenerSecurity
+from klamm.security.outgoing import OutgoingSecurity
 
 _FLUSH_CHECK_MS: Final = 1_000
 _LOOPBACK: Final = ("127.0.0.1", "::1")
@@ -25,7 +31,7 @@ def connection_limits(config: KafkaConfig) -> ConnectionLimits:
     )
 
 
-def socket_server(config: KafkaConfig) -> SocketServerConfig:
+def socket_server(config: KafkaConfig, security: Mapping[str, ListenerSecurity]) -> SocketServerConfig:
     return SocketServerConfig(
         num_io_threads=config.num_io_threads,
         queued_max_requests=config.queued_max_requests,
@@ -38,6 +44,7 @@ def socket_server(config: KafkaConfig) -> SocketServerConfig:
         connection_limits=connection_limits(config),
         control_plane_listener=config.control_plane_listener,
         inter_broker_listener=config.inter_broker_listener,
+        security=security,
     )
 
 
@@ -49,7 +56,7 @@ def is_broker_address(address: str, config: KafkaConfig, snapshot: MetadataSnaps
 
 
 def follow_network_keys(configs: ConfigRepository, sockets: SocketServer) -> None:
-    """Dynamic changes of the pool's size and of the connection limits reach the running network layer."""
+    """Apply dynamic changes of the pool's size and of the connection limits to the running network layer."""
     configs.on_change(["num.io.threads"], lambda _, new: sockets.handler_pool.resize(new.num_io_threads))
     limits = ["max.connections", "max.connections.per.ip", "max.connections.per.ip.overrides"]
     configs.on_change(limits, lambda _, new: sockets.update_limits(connection_limits(new)))
@@ -62,7 +69,12 @@ def advertised(config: KafkaConfig, bound: tuple[EndPoint, ...]) -> tuple[EndPoi
 
 
 def controller(
-    config: KafkaConfig, broker_id: int, endpoints: tuple[EndPoint, ...], *, unclean_shutdown: bool
+    config: KafkaConfig,
+    broker_id: int,
+    endpoints: tuple[EndPoint, ...],
+    *,
+    unclean_shutdown: bool,
+    outgoing: OutgoingSecurity,
 ) -> ControllerConfig:
     return ControllerConfig(
         broker_id=broker_id,
@@ -82,9 +94,10 @@ def controller(
         socket_timeout_ms=config.controller_socket_timeout_ms,
         request_timeout_ms=config.request_timeout_ms,
         unclean_replica_wait_ms=config.klamm_unclean_replica_wait_ms,
+        outgoing=outgoing,
     )
 
 
 def flush_interval_ms(config: KafkaConfig) -> int:
-    """`flush.ms` of a topic is honoured to the second even where Kafka's scheduler would never look."""
+    """Return the interval of flush checks: `flush.ms` of a topic is honoured to the second, unlike in Kafka."""
     return min(config.log_flush_scheduler_interval_ms, _FLUSH_CHECK_MS)

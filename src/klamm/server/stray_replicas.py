@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from typing import Final
 from uuid import UUID
 
@@ -17,21 +16,25 @@ from klamm.model import NO_EPOCH, ZERO_UUID, TopicPartition
 from klamm.replica.state_change import delete_strays
 from klamm.replica.stray_replicas import StrayReplicasRule
 from klamm.server import read_steps
+from klamm.server.background_tasks import Spawn
 
 log = logging.getLogger(__name__)
 
 SLICE: Final = 1_000
-"""Logs that are looked at before others have their turn."""
+"""Number of logs that are checked before other work has its turn."""
 
 
 class StrayReplicas:
-    """Lives on the broker loop; made before the broker registers for the first time. `spawn` starts a task."""
+    """Lives on the broker loop."""
 
-    def __init__(self, broker: Broker, spawn: Callable[[Coroutine[object, object, None]], None]) -> None:
+    def __init__(self, broker: Broker, spawn: Spawn) -> None:
         self._broker = broker
         self._spawn = spawn
         self._rule = StrayReplicasRule(_HostedReplicas(broker))
-        broker.metadata.update_listeners.append(self._on_update)
+
+    def start(self) -> None:
+        """Listen to metadata, from before the broker registers for the first time."""
+        self._broker.metadata.update_listeners.append(self._on_update)
 
     def _on_update(self, before: MetadataSnapshot, update: MetadataUpdate) -> None:
         if self._rule.on_update(update):
@@ -59,12 +62,12 @@ class StrayReplicas:
         strays = self._rule.strays(epochs, named)
         if strays:
             names = ", ".join(map(str, strays[:10]))
-            log.warning("%d replicas were moved away and this broker was not told: %s", len(strays), names)
+            log.warning("%d replicas were moved away while this broker was not informed: %s", len(strays), names)
             delete_strays(self._broker.replicas, strays)
 
 
 class _HostedReplicas:
-    """A broker's replicas, as the rule asks for them."""
+    """Answers the rule's questions about the broker's replicas."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

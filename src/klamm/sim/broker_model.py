@@ -50,6 +50,8 @@ class Hosted:
     topic_id: UUID
     pending_isr: tuple[int, ...] | None = None
     """The leader's proposal that is not decided yet."""
+    high_watermark: int = 0
+    """For a leader: the end of what its ISR has. For a follower: what it learned with its last fetch."""
     waits_for_controller: bool = False
     """The controller has newer state: its next LeaderAndIsr settles the pending proposal."""
     fetched: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -223,6 +225,7 @@ class BrokerModel:
             state.adding_replicas,
             state.controller_epoch,
             topic_id,
+            high_watermark=0 if mine is None else mine.high_watermark,
         )
         if wanted.leader == self.id:
             self._on_leader(self.id, state, topic_id)

@@ -13,6 +13,7 @@ from klamm.controller.send_queue import RequestQueue
 from klamm.model import EndPoint
 from klamm.sim.broker_model import BrokerModel
 from klamm.sim.coalescing import DeliveryTwins
+from klamm.sim.recording import SendRecorder
 from klamm.sim.virtual_time import Scheduler
 
 RETRY_MS = 100
@@ -59,11 +60,14 @@ class Channel:
         target: int,
         endpoints: tuple[EndPoint, ...],
         on_event: Callable[[ControllerEvent], None],
+        recorder: SendRecorder | None = None,
     ) -> None:
         self._world = world
         self._source = source
         self._target = target
         self._on_event = on_event
+        self._recorder = recorder
+        self._queue_ms = 0.0
         self._has_stop_epochs = has_stop_epochs = world.protocol.stop_replica_version >= 3
         self._queue = RequestQueue(stop_flags=has_stop_epochs)
         self._twins = DeliveryTwins(target, stop_epochs=has_stop_epochs)
@@ -80,7 +84,10 @@ class Channel:
 
     def send(self, request: ControlRequest) -> None:
         self._twins.put(request)
+        coalesced = self._queue.coalesced
         self._queue.put(request, self._world.scheduler.monotonic())
+        if self._recorder is not None:
+            self._recorder.queued(request, len(self._queue), self._queue.coalesced > coalesced)
         self._pump()
 
     def close(self) -> None:
@@ -90,11 +97,17 @@ class Channel:
 
     def _pump(self) -> None:
         if len(self._queue) and self._in_flight is None and not self.closed:
-            self._in_flight = request = self._queue.take().request
+            item = self._queue.take()
+            self._in_flight = request = item.request
+            self._queue_ms = (self._world.scheduler.monotonic() - item.enqueue_s) * 1000
+            if self._recorder is not None:
+                self._recorder.taken()
             self._twins.taken(request, is_last=not len(self._queue), coalesced=self._queue.coalesced)
             self._transmit(request)
 
     def _transmit(self, request: ControlRequest) -> None:
+        if self._recorder is not None:
+            self._recorder.sent(request, self._queue_ms)
         self._world.scheduler.at(self._world.network_delay_ms(), self._arrive, request, self.endpoints)
 
     def _arrive(self, request: ControlRequest, endpoints: tuple[EndPoint, ...]) -> None:
@@ -114,7 +127,7 @@ class Channel:
             self._world.scheduler.at(RETRY_MS, self._retry, request)
             self._world.scheduler.at(self._world.scheduler.rng.randint(RETRY_MS, 600), self._arrive_late, request)
         else:
-            response = self._world.deliver(self._source, self._target, request)
+            response = self._deliver(request, target)
             delay = self._world.network_delay_ms("late replies")
             if self._world.answer_is_lost():
                 self._world.scheduler.at(delay, self._retry, request)
@@ -132,7 +145,13 @@ class Channel:
         """Over a connection that its sender has abandoned: the answer is ignored."""
         target = self._world.nodes[self._target]
         if target.alive and target.broker.broker_epoch >= 0:
-            self._world.deliver(self._source, self._target, request)
+            self._deliver(request, target)
+
+    def _deliver(self, request: ControlRequest, target: Target) -> ControlResponse:
+        response = self._world.deliver(self._source, self._target, request)
+        if self._recorder is not None:
+            self._recorder.delivered(request, response, target.broker)
+        return response
 
     def _retry(self, request: ControlRequest) -> None:
         if not self.closed:
@@ -143,6 +162,8 @@ class Channel:
             return
         assert self._in_flight is request
         self._in_flight = None
+        if self._recorder is not None:
+            self._recorder.acknowledged(request, response)
         event = response_event(self._target, request, response)
         if event is not None:
             self._on_event(event)

@@ -27,17 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkers", "Violation", "require"]
 
-_FENCED = (
-    paths.TOPICS + "/",
-    paths.DELETE_TOPICS + "/",
-    paths.ISR_CHANGE_NOTIFICATION + "/",
-    paths.LOG_DIR_EVENT_NOTIFICATION + "/",
-    paths.FEATURE,
-    paths.REASSIGN_PARTITIONS,
-    paths.PREFERRED_REPLICA_ELECTION,
-    paths.PRODUCER_ID_BLOCK,
-    "/config/",
-)
+_FENCED: Final = tuple(dict.fromkeys(rule.prefix for rule in paths.ZNODES if rule.fenced))
 
 _ALL_ISRS_EVERY: Final = 8
 """An AlterPartition must change only what it requests: all partitions are checked this often."""

@@ -61,6 +61,10 @@ class Client:
 
     async def ask(self, broker_id: int, request: Message, version: int, *, timeout_ms: int = TIMEOUT_MS) -> Any:
         """Raise OSError if there is no answer."""
+        connection = await self._connection(broker_id, timeout_ms)
+        return await connection.send(request, version, timeout_ms=timeout_ms)
+
+    async def _connection(self, broker_id: int, timeout_ms: int) -> BrokerConnection:
         connection = self._connections.get(broker_id)
         if connection is None or connection.is_closed:
             host, port = self._addresses[broker_id]
@@ -70,7 +74,7 @@ class Client:
             self._connections[broker_id] = connection
             self._connected += 1
             self._numbers[broker_id] = self._connected
-        return await connection.send(request, version, timeout_ms=timeout_ms)
+        return connection
 
     def connection_number(self, broker_id: int) -> int:
         """Unique per connection: the same process answers over one connection."""

@@ -17,14 +17,17 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from klamm import acl_changes
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
 from klamm.controller.task_runner import ControllerTaskRunner
+from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH
 from klamm.errors import KlammError
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
 from klamm.server.environment import Environment
 from klamm.server.kafka_server import KafkaServer
+from klamm.server.running import Running
 from klamm.sim.checkers import Checkers, require
 from klamm.sim.cluster_watch import ClusterWatch
 from klamm.sim.history import History
@@ -66,20 +69,8 @@ SETTINGS: Final[dict[str, object]] = {
     "klamm.unclean.replica.wait.ms": 50_000,
 }
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-_SKELETON: Final = frozenset(levels_of(paths.PERSISTENT_PATHS))
+_SKELETON: Final = frozenset(levels_of((*paths.PERSISTENT_PATHS, *acl_changes.PERSISTENT_PATHS)))
 """Znodes that any broker creates if they are missing."""
-
-
-class ObservedServer(KafkaServer):
-    """A broker that reports every leadership to the checkers."""
-
-    cluster: SimCluster
-
-    def _build(self, *args: Any) -> Broker:
-        broker = super()._build(*args)
-        tell = partial(self.cluster.on_leaders, broker.id)
-        broker.replicas.leadership_listeners.append(lambda leaders, _: tell(leaders))
-        return broker
 
 
 class SimNode:
@@ -93,17 +84,21 @@ class SimNode:
         self.clock = SimClock(cluster.loop)
         self.note = SessionNote()
         self.process: SimProcess | None = None
-        self.server: ObservedServer | None = None
-        self.is_ready = False
+        self.server: KafkaServer | None = None
+        self.running: Running | None = None
         self.is_disk_broken = False
         self._has_lost_records = False
         self._cluster = cluster
         self._runs = 0
 
     @property
+    def is_ready(self) -> bool:
+        return self.running is not None
+
+    @property
     def broker(self) -> Broker | None:
         """The broker that answers, if any."""
-        return self.server.broker if self.server is not None and self.is_ready else None
+        return None if self.running is None else self.running.broker
 
     @property
     def is_paused(self) -> bool:
@@ -122,27 +117,33 @@ class SimNode:
             record_worker=SimExecutor(cluster.loop),
             coordination=coordination,
             controller_runner=ControllerTaskRunner,
+            max_producer_epoch=cluster.max_producer_epoch,
+            on_built=self._report_leaders,
         )
+
+    def _report_leaders(self, broker: Broker) -> None:
+        """Report every leadership to the checkers."""
+        report = partial(self._cluster.on_leaders, broker.id)
+        broker.replicas.leadership_listeners.append(lambda leaders, _: report(leaders))
 
     def start(self) -> None:
         """Start a new process from the content of the disk."""
         if self.process is not None:
             return
         self._runs += 1
-        self.is_ready = False
+        self.running = None
         self.files.fault = self._fault
         self.process = process = SimProcess(f"broker {self.id} run {self._runs}", self.host)
         self._cluster.processes.append(process)
         listener = f"PLAINTEXT://{self.host}:{PORT}"
         own = {"broker.id": self.id, "listeners": listener, "advertised.listeners": listener, "broker.rack": self.rack}
         with running_as(process):
-            self.server = ObservedServer(KafkaConfig({**self._cluster.settings, **own}), self._environment())
-            self.server.cluster = self._cluster
+            self.server = KafkaServer(KafkaConfig({**self._cluster.settings, **own}), self._environment())
         self._cluster.loop.spawn(process, self._run(self.server))
 
-    async def _run(self, server: ObservedServer) -> None:
+    async def _run(self, server: KafkaServer) -> None:
         try:
-            await server.start()
+            self.running = await server.start()
         except KlammError as error:
             self._cluster.note(f"broker {self.id} cannot start: {error}")
             self._cluster.outside(0.0, self.kill)
@@ -151,15 +152,13 @@ class SimNode:
         except Exception as error:
             self._cluster.problem(f"broker {self.id} failed while it started: {error!r}")
             raise
-        self.is_ready = True
         self._cluster.note(f"broker {self.id} answers")
 
     def kill(self) -> None:
         """Kill the process at an arbitrary point. Its disk stays."""
         if self.process is not None:
             self.process.kill()
-            self.process = self.server = None
-            self.is_ready = False
+            self.process = self.server = self.running = None
             self.is_disk_broken = False
             self.files = self.files.after_kill()
 
@@ -191,7 +190,7 @@ class SimNode:
         process, server = self.process, self.server
         if process is None or server is None or not self.is_ready:
             return
-        self.is_ready = False
+        self.running = None
         stopping = self._cluster.loop.spawn(process, server.stop())
         await asyncio.wait({stopping}, timeout=20)
         if self.process is process:
@@ -232,9 +231,13 @@ class SimCluster:
         self.checkers = Checkers(are_suspected=self._are_suspected)
         self.history = History()
         copies = min(3, brokers)
+        self.max_producer_epoch = MAX_PRODUCER_EPOCH
         self.settings = {
             **SETTINGS,
             "klamm.control.log.enable": seed % 4 == 0,
+            # Where peers must prove themselves, forged requests never reach the rules about epochs.
+            "klamm.admit.unproven.peers": seed % 4 != 3,
+            "klamm.transaction.version": 0,
             "offsets.topic.replication.factor": copies,
         }
         if seed % 2:

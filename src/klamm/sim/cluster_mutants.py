@@ -25,13 +25,13 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition",
         "        self.pending_isr = isr\n",
         "        self.pending_isr = isr\n        self.isr = isr\n",
-        first=9,
+        first=18,
     ),
     "diverging_logs_are_not_told": Mutant(
         _R + "partition_reader",
         "elif epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:",
         "elif False:",
-        first=1,
+        first=3,
     ),
     "leader_epoch_is_not_checked": Mutant(
         _R + "partition_reader",
@@ -42,7 +42,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.log.appending",
         "    known = log.producers.find_duplicate(batch)\n",
         "    known = None\n",
-        also=(("        refusal = log.producers.validate(batch, origin)\n", "        refusal = None\n"),),
+        also=(("        refusal = log.producers.validate(batch, origin, transaction)\n", "        refusal = None\n"),),
     ),
     "last_sequence_of_a_batch_is_its_first": Mutant(
         "klamm.log.producer_state", "BatchMetadata(batch.last_sequence,", "BatchMetadata(batch.base_sequence,"
@@ -74,16 +74,19 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "    is_named = (claim.controller_id, claim.controller_epoch) == "
         "(state.controller_id, state.controller_epoch)\n",
         "    is_named = claim.controller_epoch == state.controller_epoch\n",
-        first=7,
+        first=8,
     ),
     "watches_are_lost_with_the_connection": Mutant(
-        "klamm.zk.client.zk_session", "            self._watches.restore(self._connection)\n", "            pass\n"
+        "klamm.zk.client.zk_session",
+        "            self._watches.restore(self._connection)\n",
+        "            pass\n",
+        first=21,
     ),
     "not_registered_again": Mutant(
         "klamm.controller.controller_runner",
         "        self._register(self._zk.session_id, 1)\n",
         "        pass\n",
-        first=1,
+        first=3,
     ),
     "deleted_registration_is_accepted": Mutant(
         "klamm.controller.controller",
@@ -92,10 +95,10 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         first=1,
     ),
     "failed_disk_is_kept_secret": Mutant(
-        "klamm.server.kafka_server",
-        "        self._spawn(log_dir_notes.leave_note(self.broker.zk, self.broker.id))\n",
+        "klamm.server.disk_events",
+        "        self._spawn(log_dir_notes.leave_note(self._broker.zk, self._broker.id))\n",
         "",
-        first=70,
+        first=79,
     ),
     "min_insync_replicas_is_not_asked": Mutant(
         _R + "partition",
@@ -116,7 +119,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition_reader",
         "    epoch_start = partition.leader_epoch_start_offset\n",
         "    epoch_start = None\n",
-        first=14,
+        first=24,
     ),
     "cache_updates_overwrite_each_other": Mutant(
         "klamm.metadata.cache",
@@ -129,7 +132,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "self._append_records(-1, True,",
         "self._append_records(1, True,",
         40,
-        first=2,
+        first=4,
     ),
     "cut_at_the_high_watermark": Mutant(
         _R + "fetch_state",
@@ -142,7 +145,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.replica.stray_replicas",
         "if informed_by > self._informed_by and update.topics and update.is_last_slice:",
         "if False:",
-        first=52,
+        first=57,
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         _R + "state_change",
@@ -154,21 +157,21 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.log.loader",
         "            cut_bytes = segment.recover(self._note_epoch)\n",
         "            cut_bytes = 0\n",
-        first=4,
+        first=5,
     ),
     "committed_offsets_are_not_loaded": Mutant(
         "klamm.coordinator.offsets_loader",
-        "            target[key.topic_partition] = CommittedOffset(",
-        "            CommittedOffset(",
+        "            offsets.put(tp, entry)\n",
+        "            pass\n",
     ),
     "unclean_shutdown_not_reported": Mutant(
-        "klamm.server.kafka_server", "unclean_shutdown=broker.logs.may_lack_records", "unclean_shutdown=False"
+        "klamm.server.starting", "unclean_shutdown=broker.logs.may_lack_records", "unclean_shutdown=False"
     ),
     "members_that_just_left_not_waited_for": Mutant(
         "klamm.controller.suspects",
         "        if gone:\n            self.left[tp] = gone\n",
         "        if gone:\n            pass\n",
-        first=12,
+        first=13,
     ),
     "damage_not_reported": Mutant(
         "klamm.log.log_manager",
@@ -178,7 +181,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "log_end_is_not_the_end": Mutant(
         "klamm.apis.offset_for_leader_epoch",
-        "        end_offset=end_offset,\n    )\n\n\nAPI",
-        "        end_offset=-end_offset % 1000,\n    )\n\n\nAPI",
+        "        end_offset=end_offset,\n    )\n\n\ndef _row",
+        "        end_offset=-end_offset % 1000,\n    )\n\n\ndef _row",
     ),
 }

@@ -136,12 +136,12 @@ def _check_logs(tp: TopicPartition, leader: Broker, members: Sequence[Broker]) -
     log = _log(leader, tp)
     end = log.log_end_offset
     require(log.high_watermark == end, f"the leader of {tp} has committed {log.high_watermark} of {end}")
-    truth = _content(leader, tp)
+    truth = content(leader, tp)
     for member in members:
         own = _log(member, tp)
         require(own.log_end_offset == end, f"broker {member.id} has {tp} up to {own.log_end_offset}, its leader {end}")
         require(own.high_watermark == end, f"broker {member.id} takes {own.high_watermark} of {tp} for committed")
-        require(_content(member, tp) == truth, f"brokers {leader.id} and {member.id} have different records of {tp}")
+        require(content(member, tp) == truth, f"brokers {leader.id} and {member.id} have different records of {tp}")
 
 
 def _log(broker: Broker, tp: TopicPartition) -> Log:
@@ -151,7 +151,8 @@ def _log(broker: Broker, tp: TopicPartition) -> Log:
     return log
 
 
-def _content(broker: Broker, tp: TopicPartition) -> bytes:
+def content(broker: Broker, tp: TopicPartition) -> bytes:
+    """Return all batches of a log."""
     log = _log(broker, tp)
     data, offset = b"", log.log_start_offset
     while offset < log.log_end_offset:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from klamm.model import TopicPartition
 from klamm.sim.aimed_faults import AimedFaults
-from klamm.sim.checkers import Violation, require
+from klamm.sim.checkers import require
 from klamm.sim.clients import Client, Consumer, Producer, create_topic
 from klamm.sim.cluster import SimCluster
 from klamm.sim.cluster_quiet import check_quiet, led_from_failed_disks
@@ -20,12 +20,11 @@ from klamm.sim.faults import Faults
 from klamm.sim.group_member import Committed, GroupMember, check_group, committed_offset, find_coordinator
 from klamm.sim.loop import SimProcess
 from klamm.sim.runner import Failure
+from klamm.sim.watched_run import WatchedRun
 
 FAULTS_S: Final = 12.0
-PATIENCE_S: Final = 60.0
-"""Maximum time to recover after the last fault."""
-LOOK_S: Final = 0.2
 GROUP: Final = "readers"
+NewScenario = Callable[[SimCluster], WatchedRun]
 
 
 @dataclass(slots=True)
@@ -38,11 +37,11 @@ class ClusterSummary:
     failures: list[Failure] = field(default_factory=list)
 
 
-class Scenario:
+class Scenario(WatchedRun):
     """One run: two topics, two producers, two consumers of everything, a group of two members."""
 
     def __init__(self, cluster: SimCluster) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._is_quiet = False
         self._produces_until_s = 0.0
         most = len(cluster.nodes)
@@ -55,7 +54,6 @@ class Scenario:
         self._member_processes: list[SimProcess] = []
         self._committed = Committed()
         self._producing: list[asyncio.Task[None]] = []
-        self._clients: list[asyncio.Task[Any]] = []
 
     async def run(self) -> None:
         cluster = self._cluster
@@ -72,7 +70,7 @@ class Scenario:
         faults.repair_disks()
         self._is_quiet = True
         await self._until(lambda: all(task.done() for task in self._producing), "all producers are done")
-        await self._until_quiet()
+        await self._until_no_violation(self._check_quiet)
         cluster.history.check()
         await self._check_offsets()
         await self._move_coordinator()
@@ -142,48 +140,19 @@ class Scenario:
         node.kill()
         node.start()
 
-    # --- waiting ---------------------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        self._cluster.check_so_far()
-        for task in self._clients:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-
-    async def _while_watching(self, task: asyncio.Task[Any]) -> None:
-        while not task.done():
-            await asyncio.wait({task}, timeout=LOOK_S)
-            self._look()
-        task.result()
-
-    async def _until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = self._cluster.loop.time() + PATIENCE_S
-        while not holds():
-            require(self._cluster.loop.time() < deadline, f"after {PATIENCE_S:g} s it is not so that {what}")
-            await asyncio.sleep(LOOK_S)
-            self._look()
-
-    async def _until_quiet(self) -> None:
-        """Retry until the condition holds; at the end, report the violation."""
-        deadline = self._cluster.loop.time() + PATIENCE_S
-        while True:
-            self._look()
-            try:
-                check_quiet(self._cluster, self._tps, self._consumers)
-                check_group(self._members, self._tps, self._cluster.history)
-                return
-            except Violation:
-                if self._cluster.loop.time() >= deadline:
-                    raise
-            await asyncio.sleep(LOOK_S)
+    def _check_quiet(self) -> None:
+        check_quiet(self._cluster, self._tps, self._consumers)
+        check_group(self._members, self._tps, self._cluster.history)
 
 
-def run_cluster(seed: int, brokers: int = 3, *, tracing: bool = False) -> tuple[SimCluster, Failure | None]:
+def run_cluster(
+    seed: int, brokers: int = 3, *, tracing: bool = False, scenario: NewScenario = Scenario
+) -> tuple[SimCluster, Failure | None]:
     """Run one seed. The returned cluster is closed but keeps its history."""
     cluster = SimCluster(seed, brokers, tracing=tracing)
     failure = None
     try:
-        cluster.loop.run_until_complete(Scenario(cluster).run())
+        cluster.loop.run_until_complete(scenario(cluster).run())
     except Exception as error:
         failure = Failure(seed, f"{type(error).__name__}: {error}", tuple(cluster.lines))
     finally:
@@ -192,18 +161,30 @@ def run_cluster(seed: int, brokers: int = 3, *, tracing: bool = False) -> tuple[
 
 
 def run_cluster_seeds(
-    first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True, tracing: bool = False
+    first: int,
+    count: int,
+    brokers: int = 3,
+    *,
+    stop_at_failure: bool = True,
+    tracing: bool = False,
+    scenario: NewScenario = Scenario,
+    without: Container[int] = (),
 ) -> ClusterSummary:
-    """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected."""
+    """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected.
+
+    The seeds in `without` are left out.
+    """
     summary = ClusterSummary()
     for seed in range(first, first + count):
-        cluster, failure = run_cluster(seed, brokers, tracing=tracing)
+        if seed in without:
+            continue
+        cluster, failure = run_cluster(seed, brokers, tracing=tracing, scenario=scenario)
         summary.seeds += 1
         summary.records += sum(map(len, cluster.history.acknowledged.values()))
         summary.simulated_s += cluster.loop.time()
         summary.counts += cluster.counts
         if failure is not None:
-            told = failure if tracing else run_cluster(seed, brokers, tracing=True)[1]
+            told = failure if tracing else run_cluster(seed, brokers, tracing=True, scenario=scenario)[1]
             assert told is not None, f"seed {seed} failed, and not when replayed: the simulation is not deterministic"
             summary.failures.append(told)
             if stop_at_failure:
@@ -211,7 +192,7 @@ def run_cluster_seeds(
     return summary
 
 
-def fingerprint(seed: int, brokers: int = 3) -> str:
+def fingerprint(seed: int, brokers: int = 3, scenario: NewScenario = Scenario) -> str:
     """Return a digest of the run: the same for the same seed in every process."""
-    cluster, _ = run_cluster(seed, brokers, tracing=True)
+    cluster, _ = run_cluster(seed, brokers, tracing=True, scenario=scenario)
     return hashlib.sha256("\n".join(cluster.lines).encode()).hexdigest()[:16]

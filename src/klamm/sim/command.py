@@ -6,8 +6,18 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from klamm.sim.mutant import Mutant
+
+if TYPE_CHECKING:
+    from klamm.sim.cluster import SimCluster
+    from klamm.sim.cluster_runner import NewScenario
 
 SHOWN_LINES = 120
+PLAIN: Final = ""
+TRANSACTIONS: Final = "transactions"
+GUARDED: Final = "guarded"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed of the range")
     parser.add_argument("--seed", type=int, help="run only this seed; a failure is reported in full")
     parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--transactions", action="store_true", help="level 2 with transactional clients")
+    parser.add_argument("--guarded", action="store_true", help="level 2 with an authorizer and an intruder")
     parser.add_argument("--mutant", help="run with this bug built in: the run should fail")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds of level 1")
     parser.add_argument(
@@ -36,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mutant=args.mutant,
         all_lines=args.all_lines,
         jobs=args.jobs,
+        variant=_variant(args.transactions, args.guarded),
     )
 
 
@@ -49,26 +62,40 @@ def run(
     mutant: str | None = None,
     all_lines: bool = False,
     jobs: int = 1,
+    variant: str = PLAIN,
 ) -> int:
     """Return the exit code: 0 if nothing failed. A mutant must be applied before the controller is imported."""
     if mutant:
-        from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
-        from klamm.sim.mutants import MUTANTS, install
+        from klamm.sim.mutants import install
 
-        found = install(mutant, MUTANTS if level == 1 else CLUSTER_MUTANTS)
+        found = install(mutant, _mutants(level, variant))
         seeds, first = (found.seeds, first or found.first) if seeds is None else (seeds, first)
     if level == 2:
-        return simulate_cluster(seeds or 50, seed, brokers, first=first, mutant=mutant, all_lines=all_lines)
+        return simulate_cluster(
+            seeds or 50, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, variant=variant
+        )
     jobs = 1 if mutant else jobs
     return simulate(seeds or 200, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs)
 
 
-def mutant_names(level: int) -> list[str]:
+def mutant_names(level: int, *, variant: str = PLAIN) -> list[str]:
     """Return the mutants of a level."""
-    from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
-    from klamm.sim.mutants import MUTANTS
+    return list(_mutants(level, variant))
 
-    return list(MUTANTS if level == 1 else CLUSTER_MUTANTS)
+
+def _variant(transactions: bool, guarded: bool) -> str:
+    return GUARDED if guarded else TRANSACTIONS if transactions else PLAIN
+
+
+def _mutants(level: int, variant: str) -> dict[str, Mutant]:
+    from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
+    from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS
+    from klamm.sim.mutants import MUTANTS
+    from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
+
+    if level == 1:
+        return MUTANTS
+    return {TRANSACTIONS: TRANSACTION_MUTANTS, GUARDED: GUARD_MUTANTS}.get(variant, CLUSTER_MUTANTS)
 
 
 def simulate(
@@ -131,17 +158,26 @@ def simulate_cluster(
     first: int = 0,
     mutant: str | None = None,
     all_lines: bool = False,
+    variant: str = PLAIN,
 ) -> int:
-    """The same for level 2: whole brokers, with clients that produce and consume."""
+    """The same for level 2: whole brokers, with clients that produce and consume, or a variant of these."""
     from klamm.sim import cluster_runner  # after a mutant was put in place
 
+    scenario = _scenario(variant)
+    options = f" --level 2 --{variant}" if variant else " --level 2"
     if seed is not None:
-        return _simulate_one_cluster(seed, brokers, mutant, all_lines)
+        cluster, found = cluster_runner.run_cluster(seed, brokers, tracing=True, scenario=scenario)
+        if found is not None:
+            _print_failure(seed, found.error, found.transcript, brokers, mutant, all_lines=True, options=options)
+            return 1
+        _print_one_cluster(cluster, brokers, all_lines)
+        return 0
     started = time.perf_counter()
-    summary = cluster_runner.run_cluster_seeds(first, seeds, brokers, tracing=mutant is not None)
+    is_mutant = mutant is not None
+    summary = cluster_runner.run_cluster_seeds(first, seeds, brokers, tracing=is_mutant, scenario=scenario)
     seconds = time.perf_counter() - started
     for failure in summary.failures:
-        _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines, level=2)
+        _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines, options=options)
     print(
         f"{summary.seeds} seeds of whole clusters, {summary.records} records acknowledged, "
         f"{summary.simulated_s:.0f} simulated s in {seconds:.1f} s, {len(summary.failures)} failed"
@@ -150,19 +186,20 @@ def simulate_cluster(
     return 1 if summary.failures else 0
 
 
-def _simulate_one_cluster(seed: int, brokers: int, mutant: str | None, all_lines: bool) -> int:
-    from klamm.sim import cluster_runner
+def _scenario(variant: str) -> NewScenario:
+    from klamm.sim.cluster_runner import Scenario
+    from klamm.sim.guarded.guarded_scenario import GuardedScenario
+    from klamm.sim.transactions.txn_scenario import TransactionScenario
 
-    cluster, found = cluster_runner.run_cluster(seed, brokers, tracing=True)
-    if found is not None:
-        _print_failure(seed, found.error, found.transcript, brokers, mutant, all_lines=True, level=2)
-        return 1
+    return {TRANSACTIONS: TransactionScenario, GUARDED: GuardedScenario}.get(variant, Scenario)
+
+
+def _print_one_cluster(cluster: SimCluster, brokers: int, all_lines: bool) -> None:
     if all_lines:
         print("\n".join(cluster.lines))
     records = sum(map(len, cluster.history.acknowledged.values()))
-    print(f"seed {seed} with {brokers} whole brokers: nothing is wrong ({records} records acknowledged)")
+    print(f"seed {cluster.seed} with {brokers} whole brokers: nothing is wrong ({records} records acknowledged)")
     _print_faults(cluster.counts)
-    return 0
 
 
 def _print_failure(
@@ -173,12 +210,12 @@ def _print_failure(
     mutant: str | None,
     all_lines: bool,
     *,
-    level: int = 1,
+    options: str = "",
 ) -> None:
     hidden = 0 if all_lines else max(0, len(transcript) - SHOWN_LINES)
     if hidden:
         print(f"... {hidden} lines before; the replay shows them")
     print("\n".join(transcript[hidden:]))
     print(f"seed {seed}: {error}")
-    extra = (" --level 2" if level == 2 else "") + (f" --mutant {mutant}" if mutant else "")
+    extra = options + (f" --mutant {mutant}" if mutant else "")
     print(f"replay with: klamm simulate --seed {seed} --brokers {brokers}{extra}")

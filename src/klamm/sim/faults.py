@@ -33,6 +33,9 @@ class Faults:
     """Every fault ends by itself, at `end_s` at the latest; `heal` ends all of them. Each is counted when it
     happens."""
 
+    pause_s = (0.1, 1.6)
+    """Between two faults."""
+
     def __init__(self, cluster: SimCluster, end_s: float) -> None:
         self._cluster = cluster
         self._rng = cluster.rng
@@ -50,7 +53,7 @@ class Faults:
         while (now := self._cluster.loop.time()) < self._end_s:
             kind = self._rng.choices(kinds, weights)[0]
             choices[kind][1]()
-            await asyncio.sleep(min(self._rng.uniform(0.1, 1.6), self._end_s - now))
+            await asyncio.sleep(min(self._rng.uniform(*self.pause_s), self._end_s - now))
 
     def _count(self, kind: str) -> None:
         self._cluster.counts[kind] += 1

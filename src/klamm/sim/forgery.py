@@ -33,7 +33,11 @@ from klamm.sim.clients import Client
 FOREIGN_HOST: Final = "forger.example"
 _NOBODY: Final = 99
 _NEVER_REACHED: Final = 1_000
-_REFUSALS: Final = (ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH)
+_REFUSALS: Final = (
+    ErrorCode.STALE_CONTROLLER_EPOCH,
+    ErrorCode.STALE_BROKER_EPOCH,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+)
 
 
 class ForgedNode(Protocol):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from klamm.sim.workload import Workload
 
 EVERY_MS = 80
-OUT_OF_SYNC = 0.3
-"""Probability that a check finds a lagging member beyond the allowed lag."""
 
 
 class Leaders:
@@ -40,6 +38,9 @@ class Leaders:
                     if mine.leader == node.id:
                         self._replicate(node, tp, mine)
                         self._look_after(node, tp, mine)
+        if self._world.recording is not None:
+            nodes = self._world.nodes.items()
+            self._world.recording.sample_replicas({i: node.broker for i, node in nodes if node.alive})
         self._world.scheduler.at(EVERY_MS, self.tick)
 
     def _is_awake(self, node: Node) -> bool:
@@ -73,8 +74,8 @@ class Leaders:
         ]
         if joining or self._world.calm:  # nobody is late for long when all is well
             return (*mine.isr, *joining[:1])
-        rng = self._world.scheduler.rng
-        lost = [r for r in mine.isr if r != node.id and not self._follows(r, tp, mine) and rng.random() < OUT_OF_SYNC]
+        rng, lagging = self._world.scheduler.rng, self._world.chances.lagging_member
+        lost = [r for r in mine.isr if r != node.id and not self._follows(r, tp, mine) and rng.random() < lagging]
         return tuple(r for r in mine.isr if r not in lost)
 
     def _has_all(self, node: Node, replica: int, tp: TopicPartition, mine: Hosted) -> bool:
@@ -106,7 +107,10 @@ class Leaders:
                 delay = world.network_delay_ms("late replies")
                 world.later(delay, lambda: self._settle(node, tp, mine, isr, reply))
 
-        copies = 1 + (not world.calm and world.scheduler.rng.random() < 0.2)
+        if world.recording is not None:
+            of = {"topic": tp.topic, "partition": tp.partition, "leader_epoch": mine.leader_epoch, "isr": list(isr)}
+            world.recording.add("proposal_sent", node.id, target=controller.id, **of)
+        copies = 1 + (not world.calm and world.scheduler.rng.random() < world.chances.repeated_proposal)
         for _ in range(copies):
             world.later(world.network_delay_ms(), lambda: self._work.ask(event, on_reply, controller))
 

@@ -128,7 +128,7 @@ class Faults:
         self._world.cut(source, target, self._rng.randint(50, 500))
 
     def _lose_answers(self) -> None:
-        self._world.trace("zk", "ANSWERS GET LOST")
+        self._world.note_fault("zk", "lossy", "ANSWERS GET LOST")
         self._world.zookeeper.loss_rate = 0.3
         self._world.later(self._rng.randint(20, 200), self._lose_no_more)
 
@@ -141,7 +141,7 @@ class Faults:
         if world.zookeeper.is_away:
             return
         self._count("ZooKeeper away")
-        world.trace("zk", f"AWAY FOR {duration} ms")
+        world.note_fault("zk", "away", f"AWAY FOR {duration} ms", duration)
         world.zookeeper.away_until_ms = world.scheduler.time_ms + duration
         for node in self._work.up():
             if self._rng.random() < 0.2:
@@ -204,7 +204,7 @@ class Faults:
         self._count("clock jumps")
         node = self._rng.choice(list(self._world.nodes.values()))
         node.clock.offset_ms = self._rng.choice((-86_400_000, -1_000, 0, 1_000, 86_400_000))
-        self._world.trace(node.id, f"CLOCK {node.clock.offset_ms:+d} ms")
+        self._world.note_fault(node.id, "clock", f"CLOCK {node.clock.offset_ms:+d} ms")
 
     def _unclean_by_default(self) -> None:
         """The dynamic default of all brokers, for a while."""

@@ -20,10 +20,16 @@ from weakref import WeakSet
 T = TypeVar("T")
 EPOCH_MS: Final = 1_700_000_000_000
 """Initial time of the simulated clocks."""
+MAX_TURNS: Final = 100_000
+"""Turns of the loop at one moment. Seeds of today need a few hundred."""
 
 
 class Deadlock(AssertionError):
     """Nothing is scheduled and nothing is ready: all waiting tasks would wait forever."""
+
+
+class Livelock(AssertionError):
+    """Callbacks schedule further callbacks for the same moment, endlessly: time would never advance."""
 
 
 class SimProcess:
@@ -82,6 +88,7 @@ class _VirtualSelector(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._turns = 0
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         raise AssertionError("a simulation has no sockets")
@@ -98,8 +105,14 @@ class _VirtualSelector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise Deadlock("nothing is scheduled and nothing is ready")
-        self.now_s += max(timeout, 0.0)
+        self._count_turn(self.now_s + max(timeout, 0.0))
         return []
+
+    def _count_turn(self, now_s: float) -> None:
+        self._turns = 0 if now_s > self.now_s else self._turns + 1
+        self.now_s = now_s
+        if self._turns > MAX_TURNS:
+            raise Livelock(f"{MAX_TURNS} turns of the loop at {now_s} s")
 
 
 class SimLoop(asyncio.SelectorEventLoop):

@@ -20,7 +20,7 @@ from klamm.sim.mutant import Mutant
 _C: Final = "klamm.controller."
 MUTANTS: Final[dict[str, Mutant]] = {
     "no_fence": Mutant(_C + "store", "yield ZkMulti((fence, *ops))", "(None, *(yield ZkMulti(tuple(ops))))"),
-    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].broker.epoch > known[b].epoch", "False", 120, 45),
+    "no_bounce_detection": Mutant(_C + "broker_changes", "now[b].broker.epoch > known[b].epoch", "False", 120, 104),
     "no_leader_epoch_bump": Mutant(
         "klamm.model", "leader_epoch=self.leader_epoch + 1", "leader_epoch=self.leader_epoch"
     ),
@@ -68,6 +68,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         _C + "broker_changes",
         "    yield from partition_state_machine.trigger_online(ctx)\n    yield from reass",
         "    yield from reass",
+        first=9,
     ),
     "deletion_not_resumed": Mutant(
         _C + "broker_changes",
@@ -92,13 +93,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "[partitions.setdefault(state.partition, state) for state in request.body.partitions]",
     ),
     "queued_events_not_answered": Mutant(
-        "klamm.sim.node", "                on_reply(waiting.refusal())", "                pass", 300, first=300
+        "klamm.sim.node", "                on_reply(waiting.refusal())", "                pass", 300, first=392
     ),
     "topic_id_lost_on_rewrite": Mutant(
         _C + "topic_store", "stored.znode.topic_id or ctx.topics.ids.get(topic)", "None"
     ),
     "dead_broker_joins_isr": Mutant(_C + "isr_changes", "if not _is_eligible(ctx, item, tp):", "if False:", 200),
-    "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True", 120, 40),
+    "reassignment_drops_before_sync": Mutant(_C + "reassignment", "set(target) <= set(isr)", "True", 120, 74),
     "shutting_down_broker_elected": Mutant(
         _C + "election", "if r in state.isr and r not in shutting_down", "if r in state.isr", 200
     ),
@@ -120,7 +121,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         first=45,
     ),
     "unclean_leader_is_only_being_added": Mutant(
-        _C + "election", "(r for r in recipients if r not in assignment.adding_replicas)", "iter(recipients)", 300, 75
+        _C + "election", "(r for r in recipients if r not in assignment.adding_replicas)", "iter(recipients)", 300, 97
     ),
     "unclean_without_being_asked": Mutant(
         _C + "partition_state_machine", "config.get(key, default).lower()", 'config.get(key, "true").lower()'
@@ -130,14 +131,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "unclean_election_not_written_down": Mutant(_C + "election", "    if mark_recovering:\n", "    if False:\n"),
     "failed_directories_believed_healthy": Mutant(
-        _C + "isr_changes", "error == ErrorCode.KAFKA_STORAGE_ERROR and", "False and"
+        _C + "isr_changes", "error == ErrorCode.KAFKA_STORAGE_ERROR and", "False and", first=5
     ),
     "note_of_a_failed_directory_not_followed": Mutant(
         _C + "isr_changes",
         "    yield from replica_state_machine.handle_state_changes(ctx, online, ReplicaState.ONLINE)\n",
         "    yield from ()\n",
         200,
-        first=45,
+        first=57,
     ),
     "producer_ids_overlap": Mutant(_C + "producer_ids", "last.block_end + 1", "last.block_end"),
     "producer_ids_without_version": Mutant(

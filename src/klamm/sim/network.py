@@ -43,6 +43,26 @@ class SimServer:
         pass
 
 
+class Detention:
+    """A request that the network keeps back until it is released, with all later data of its connection.
+
+    The first data for which `is_meant` holds is detained; `target` is its destination.
+    """
+
+    def __init__(self, source: str, is_meant: Callable[[bytes], bool]) -> None:
+        self.source = source
+        self.is_meant = is_meant
+        self.target: str | None = None
+        self._release: Callable[[], None] | None = None
+
+    def begin(self, target: str, release: Callable[[], None]) -> None:
+        self.target, self._release = target, release
+
+    def release(self) -> None:
+        if self._release is not None:
+            self._release()
+
+
 class Network:
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
@@ -55,6 +75,10 @@ class Network:
         self._cut_until: dict[tuple[str, str], float] = {}
         self._slow_until: dict[tuple[str, str], float] = {}
         self._held: dict[tuple[str, str], tuple[Callable[[bytes], bool], float]] = {}
+        self._detentions: list[Detention] = []
+        self._unanswered: dict[tuple[str, str], Callable[[bytes], bool]] = {}
+        self.on_sent: Callable[[str, str, bytes], None] | None = None
+        """Called with source, target and data whenever a client of a connection writes."""
         self._next_port = 30_000
 
     # --- faults ----------------------------------------------------------------------------------------------------
@@ -80,11 +104,40 @@ class Network:
         self.sent_late += 1
         return until_s
 
+    def detain(self, source: str, is_meant: Callable[[bytes], bool]) -> Detention:
+        """Keep the next data of a client for which `is_meant` holds back until it is released, or the faults end."""
+        detention = Detention(source, is_meant)
+        self._detentions.append(detention)
+        return detention
+
+    def detention(self, source: str, data: bytes) -> Detention | None:
+        """Return the detention that begins with this data, if any."""
+        for detention in self._detentions:
+            if detention.target is None and detention.source == source and detention.is_meant(data):
+                self.sent_late += 1
+                return detention
+        return None
+
+    def lose_answer(self, source: str, target: str, is_meant: Callable[[bytes], bool]) -> None:
+        """Lose the answer to the next request for which `is_meant` holds, together with the connection."""
+        self._unanswered[source, target] = is_meant
+
+    def is_answer_lost(self, source: str, target: str, data: bytes) -> bool:
+        is_meant = self._unanswered.get((source, target))
+        if is_meant is None or not is_meant(data):
+            return False
+        del self._unanswered[source, target]
+        return True
+
     def heal(self) -> None:
         """Data that was sent before keeps its arrival time."""
         self._cut_until.clear()
         self._slow_until.clear()
         self._held.clear()
+        for detention in self._detentions:
+            detention.release()
+        self._detentions.clear()
+        self._unanswered.clear()
         self.lost_replies = 0.0
 
     def is_cut(self, source: str, target: str) -> bool:
@@ -152,6 +205,10 @@ class SimTransport(asyncio.Transport):
         self._loop = network.loop
         self._own, self._other = own, other
         self._is_server = is_server
+        self._loses_answer = False
+        self._detained: list[bytes] | None = None
+        self._end_waits: tuple[Exception | None] | None = None
+        """The end of a connection whose data is detained."""
         self._process = context.get(PROCESS)
         self._protocol: asyncio.BaseProtocol | None = None
         self._received: deque[bytes] = deque()
@@ -179,12 +236,37 @@ class SimTransport(asyncio.Transport):
         if self._is_closing or not data:
             return
         network, rng = self._network, self._loop.rng
-        if self._is_server and network.lost_replies and rng.random() < network.lost_replies:
+        own, other = self._own[0], self._other[0]
+        loss_rate = network.lost_replies
+        if self._is_server and (self._loses_answer or (loss_rate and rng.random() < loss_rate)):
             network.replies_lost += 1
             self.reset()
             return
-        self._unread += len(data)
+        if not self._is_server:
+            self.peer._loses_answer = self.peer._loses_answer or network.is_answer_lost(own, other, data)
+            if network.on_sent is not None:
+                network.on_sent(own, other, data)
+            if self._detained is None and (detention := network.detention(own, data)) is not None:
+                self._detained = []
+                detention.begin(other, self._release)
+            if self._detained is not None:
+                self._detained.append(data)
+                return
+        self._send(data)
+
+    def _release(self) -> None:
+        """Send the detained data, and the end of the connection if it was closed meanwhile."""
+        detained, self._detained = self._detained or [], None
+        for data in detained:
+            self._send(data)
+        end, self._end_waits = self._end_waits, None
+        if end is not None:
+            self._tell_peer(end[0])
+
+    def _send(self, data: bytes) -> None:
+        network, rng = self._network, self._loop.rng
         own, other = self._own[0], self._other[0]
+        self._unread += len(data)
         self._due_s = max(self._due_s, network.arrival_s(own, other), network.held_until_s(own, other, data))
         cut = rng.randint(1, len(data))
         for part in (data[:cut], data[cut:]):
@@ -279,6 +361,9 @@ class SimTransport(asyncio.Transport):
         self._loop.call_at(due_s, self._tell_protocol, error, context=self.context)
 
     def _tell_peer(self, error: Exception | None) -> None:
+        if self._detained is not None:
+            self._end_waits = (error,)
+            return
         due_s = max(self._due_s, self._network.arrival_s(self._own[0], self._other[0])) + _STEP_S
         self._loop.call_at(due_s, self.peer._on_end, error, context=self.peer.context)
 

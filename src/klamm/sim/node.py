@@ -50,6 +50,7 @@ from klamm.model import BrokerEndPoints, TopicPartition
 from klamm.sim.broker_model import BrokerModel, Disk
 from klamm.sim.broker_rules import BrokerRules
 from klamm.sim.channels import RETRY_MS, Channel, ChannelWorld
+from klamm.sim.recording import ChannelJournal, NodeJournal, Recording
 from klamm.sim.transcript import show_effect, show_value
 from klamm.sim.virtual_time import Scheduler
 from klamm.sim.zookeeper import ClientSession, SimulatedZooKeeper
@@ -81,6 +82,7 @@ class NodeWorld(ChannelWorld, Protocol):
 
     steps: int
     tracing: bool
+    recording: Recording | None
     faults: Counter[str]
     zookeeper: SimulatedZooKeeper
 
@@ -94,6 +96,8 @@ class NodeWorld(ChannelWorld, Protocol):
     def tails(self) -> TailChecks: ...
 
     def trace(self, who: int | str, text: str) -> None: ...
+
+    def on_session_opened(self, broker: int, session: ClientSession) -> None: ...
 
     def later(self, delay_ms: int, call: Callable[[], None]) -> None: ...
 
@@ -152,12 +156,14 @@ class Node:
         self._after_shutdown: Callable[[], None] | None = None
         self.timers = 0
         self.scheduled: list[ControllerEvent] = []
+        self.journal = NodeJournal(world.recording, self.id, world.scheduler)
         self._open_session()
         self.put(Startup())
 
     def _open_session(self) -> None:
         generation = self.generation
         self.session = self.world.zookeeper.open_session(lambda event: self._on_watch(generation, event))
+        self.world.on_session_opened(self.id, self.session)
 
     def crash(self) -> None:
         self.alive = False
@@ -167,15 +173,18 @@ class Node:
 
     # --- queue -------------------------------------------------------------------------------------------------------
 
-    def put(self, event: ControllerEvent, on_reply: OnReply | None = None) -> None:
+    def put(self, event: ControllerEvent, on_reply: OnReply | None = None, cause: str = "") -> None:
         if self.alive:
             self.queue.append((event, on_reply))
+            self.journal.queued(event, cause or ("this broker" if on_reply is None else "request"))
             self._pump()
 
     def _on_watch(self, generation: int, watch: WatchEvent) -> None:
         event = event_of(watch)
         if event is not None and generation == self.generation:
-            self.when_awake(lambda: self.put(event))
+            if self.world.recording is not None and self.alive:
+                self.world.recording.add("watch", self.id, path=watch.path, change=watch.type.name.lower())
+            self.when_awake(lambda: self.put(event, cause="watch"))
 
     def when_awake(self, call: Callable[[], None]) -> None:
         """Run `call` now, or when the process resumes, unless it has died by then."""
@@ -224,6 +233,7 @@ class Node:
 
     def clear_and_put(self, event: ControllerEvent) -> None:
         dropped, self.queue = self.queue, deque()
+        self.journal.cleared()
         for waiting, on_reply in dropped:
             if on_reply is not None:
                 on_reply(waiting.refusal())
@@ -241,6 +251,7 @@ class Node:
     def _pump(self) -> None:
         if self.running is None and self.queue and self.alive:
             self.current = self.queue.popleft()
+            self.journal.started()
             self.replied = False
             if self.world.tracing:
                 self.world.trace(self.id, f"> {show_value(self.current[0])}")
@@ -267,6 +278,7 @@ class Node:
                 self._on_processed()
                 return
             value = error = None
+            self.journal.on_effect(effect)
             if self.world.tracing:
                 self.world.trace(self.id, f"  {show_effect(effect)}")
             if isinstance(effect, ZkRead | ZkMulti):
@@ -279,6 +291,7 @@ class Node:
     def _on_processed(self) -> None:
         assert self.current is not None
         event = self.current[0]
+        self.journal.done()
         self.world.checkers.after_event(self, event)
         if isinstance(event, ShutdownEventThread):
             assert self._after_shutdown is not None
@@ -287,9 +300,10 @@ class Node:
             self._pump()
 
     def _ask_zookeeper(self, running: Steps[None], effect: ZkRead | ZkMulti) -> None:
-        session = self.session
+        session, journal, asked_ms = self.session, self.journal, self.world.scheduler.time_ms
 
         def answer(value: Any, error: Exception | None) -> None:
+            journal.on_zookeeper_answered(effect, asked_ms, error)
             if error is not None:
                 self.world.trace(self.id, f"  ! {error!r}")
             self.when_awake(lambda: self._advance(running, value, error))
@@ -320,10 +334,11 @@ class Node:
             case Reply(value):
                 self._reply(value)
             case Enqueue(event):
-                self.put(event)
+                self.put(event, cause=self.journal.cause)
             case Schedule(delay_ms, event):
                 self.scheduled.append(event)
-                self.world.scheduler.at(delay_ms, self._fire, self.generation, self.timers, event)
+                cause = f"timer of {self.journal.cause}"
+                self.world.scheduler.at(delay_ms, self._fire, self.generation, self.timers, event, cause)
             case CancelScheduled():
                 self.timers += 1
                 self.scheduled.clear()
@@ -372,7 +387,7 @@ class Node:
         def receive(answer: LogEndsReceived) -> None:
             self.asking -= 1
             if not channel.closed:
-                self.put(answer)
+                self.put(answer, cause="response")
 
         world.later(world.network_delay_ms(), arrive)
 
@@ -385,14 +400,16 @@ class Node:
 
         def on_event(event: ControllerEvent) -> None:
             if generation == self.generation:
-                self.when_awake(lambda: self.put(event))
+                self.when_awake(lambda: self.put(event, cause="response"))
 
-        return Channel(self.world, self.id, target.id, target.endpoints, on_event)
+        recording = self.world.recording
+        recorder = None if recording is None else ChannelJournal(recording, self.journal.log, self.id, target.id)
+        return Channel(self.world, self.id, target.id, target.endpoints, on_event, recorder)
 
-    def _fire(self, generation: int, timers: int, event: ControllerEvent) -> None:
+    def _fire(self, generation: int, timers: int, event: ControllerEvent, cause: str) -> None:
         if (generation, timers) == (self.generation, self.timers):
             self.scheduled.remove(event)
-            self.when_awake(lambda: self.put(event))
+            self.when_awake(lambda: self.put(event, cause=cause))
 
     def _reply(self, value: EventReply) -> None:
         """Only the first answer counts."""
@@ -401,6 +418,7 @@ class Node:
             return
         self.replied = True
         event, on_reply = self.current
+        self.journal.on_replied(event, value)
         if isinstance(value, BrokerRegistration) and value.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION:
             self.world.scheduler.at(50, self._retry_registration, self.session, event)
         if on_reply is not None:

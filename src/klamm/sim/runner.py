@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -39,26 +40,31 @@ class Summary:
 
 
 def _run(world: World) -> None:
-    work = Workload(world)
+    for until_ms in run_phases(world, Workload(world)):
+        world.scheduler.run_until(until_ms)
+
+
+def run_phases(world: World, work: Workload) -> Iterator[int]:
+    """Yield the times until which the caller runs the world: faults and work, then quiet, then the final checks."""
     world.later(20, work.tick)
     world.later(30, Leaders(work).tick)
-    world.scheduler.run_until(FAULTS_MS)
+    yield FAULTS_MS
     world.resume_all()
     if world.scheduler.rng.random() < 0.5:
         world.mend_log_dirs()
-    world.scheduler.run_until(FAULTS_MS + QUIET_MS)
-    _settle(world)
+    yield FAULTS_MS + QUIET_MS
+    yield from _settle(world)
     work.faults.move_in_place()
-    world.scheduler.run_until(world.scheduler.time_ms + LAST_CHANGE_MS)
-    _settle(world)
+    yield world.scheduler.time_ms + LAST_CHANGE_MS
+    yield from _settle(world)
     check_quiet(world, work)
 
 
-def _settle(world: World) -> None:
+def _settle(world: World) -> Iterator[int]:
     patience = 200
     while patience and not world.is_settled():
         patience -= 1
-        world.scheduler.run_until(world.scheduler.time_ms + 5)
+        yield world.scheduler.time_ms + 5
 
 
 def replay(seed: int, brokers: int = 3) -> Failure | None:

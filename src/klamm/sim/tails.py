@@ -15,6 +15,7 @@ from uuid import UUID
 from klamm.controller.context import ControllerContext
 from klamm.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.sim.broker_model import Hosted, Record
+from klamm.sim.chances import Chances
 from klamm.sim.node import Node
 from klamm.sim.violation import require
 from klamm.sim.virtual_time import Scheduler
@@ -27,6 +28,7 @@ class TailsWorld(Protocol):
     """`klamm.sim.world.World`, as far as it is used here."""
 
     calm: bool
+    chances: Chances
     faults: Counter[str]
     scheduler: Scheduler
 
@@ -65,8 +67,11 @@ class Tails:
         for follower in followers:
             if self._world.calm or rng.random() < 0.8:
                 self._check_promise(follower, tp, mine.leader_epoch)
-                self._fetch(follower, tp, log, len(log) if self._world.calm else rng.randint(0, len(log)))
+                is_partial = self._world.chances.partial_fetches and not self._world.calm
+                self._fetch(follower, tp, log, rng.randint(0, len(log)) if is_partial else len(log))
                 mine.fetched[follower.id] = (len(follower.disk.records[tp]), follower.broker.broker_epoch)
+                theirs = follower.broker.hosted[tp]
+                theirs.high_watermark = min(mine.high_watermark, len(follower.disk.records[tp]))
         self._acknowledge(node, tp, mine, log)
         if rng.random() < 0.1:
             node.disk.flushed[tp] = len(log)
@@ -88,7 +93,7 @@ class Tails:
         members = {*mine.isr, *(mine.pending_isr or ())} - {node.id}
         is_replaced = mine.leader_epoch < self._unclean_epochs.get(tp, 0)
         if not is_replaced and all(member in mine.fetched for member in members):
-            end = min([len(log), *(mine.fetched[member][0] for member in members)])
+            mine.high_watermark = end = min([len(log), *(mine.fetched[member][0] for member in members)])
             new = dict.fromkeys(record for record in log[:end] if record not in self._lost)
             self.acknowledged.setdefault(tp, {}).update(new)
 

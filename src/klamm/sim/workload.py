@@ -293,6 +293,8 @@ class Workload:
         except MultiFailed:
             return False
         self.world.trace("tool", what)
+        if self.world.recording is not None:
+            self.world.recording.add("tool_write", -1, text=what, paths=[op.path for op in ops])
         return True
 
     def leave_note(self, what: str, note: Create) -> None:

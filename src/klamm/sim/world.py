@@ -11,12 +11,14 @@ from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse
 from klamm.model import EndPoint
 from klamm.sim.broker_model import LOG_DIRS
+from klamm.sim.chances import Chances
 from klamm.sim.checkers import Checkers
 from klamm.sim.node import Node
+from klamm.sim.recording import Recording
 from klamm.sim.tails import Tails
 from klamm.sim.transcript import show_request
 from klamm.sim.virtual_time import Scheduler
-from klamm.sim.zookeeper import SimulatedZooKeeper
+from klamm.sim.zookeeper import ClientSession, SimulatedZooKeeper
 
 SESSION_TIMEOUT_MS = 60
 UNCLEAN_REPLICA_WAIT_MS = 500
@@ -27,10 +29,20 @@ topics have no ids, before 2.6 a StopReplica has no leader epochs, before 3.2 no
 
 
 class World:
-    def __init__(self, seed: int, brokers: int = 3, *, tracing: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        brokers: int = 3,
+        *,
+        tracing: bool = False,
+        recording: bool = False,
+        chances: Chances | None = None,
+    ) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed)
         self.tracing = tracing
+        self.recording = Recording(self.scheduler) if recording else None
+        self.chances = chances or Chances()
         self.lines: list[str] = []
         self.steps = 0
         self.calm = False
@@ -41,6 +53,8 @@ class World:
         self.tails = Tails(self)
         self.checkers = Checkers(self._writer, self.tails)
         self.zookeeper = SimulatedZooKeeper(self.scheduler, self.checkers.on_written)
+        self.zookeeper.on_session_ended = self._on_session_ended
+        self._session_brokers: dict[int, int] = {}
         self._cut: set[tuple[int, int]] = set()
         self.protocol = InterBrokerProtocol.parse(PROTOCOLS.get(seed % 10, "3.9"))
         self.nodes = {i: Node(self, self._config(i, self.protocol)) for i in range(1, brokers + 1)}
@@ -64,29 +78,48 @@ class World:
         if self.tracing:
             self.lines.append(f"{self.scheduler.time_ms:6d} {who}: {text}")
 
+    def note_fault(
+        self, who: int | str, name: str, text: str, duration_ms: int = 0, link: tuple[int, int] | None = None
+    ) -> None:
+        self.trace(who, text)
+        if self.recording is not None:
+            broker = who if isinstance(who, int) else -1
+            fields = {"place": str(who), "name": name, "text": text.lower(), "duration_ms": duration_ms, "link": link}
+            self.recording.add("fault", broker, **fields)
+
+    def on_session_opened(self, broker: int, session: ClientSession) -> None:
+        if self.recording is not None:
+            self._session_brokers[session.id] = broker
+            self.recording.add("session", broker, state="opened", session_id=session.id)
+
+    def _on_session_ended(self, session: ClientSession) -> None:
+        broker = self._session_brokers.pop(session.id, None)
+        if self.recording is not None and broker is not None:
+            self.recording.add("session", broker, state="ended", session_id=session.id)
+
     # --- network -----------------------------------------------------------------------------------------------------
 
     def network_delay_ms(self, kind: str = "late requests") -> int:
         rng = self.scheduler.rng
-        slow = not self.calm and rng.random() < 0.1
+        slow = not self.calm and rng.random() < self.chances.slow_message
         if slow:
             self.faults[kind] += 1
         return rng.randint(20, 300) if slow else rng.randint(1, 20)
 
     def answer_is_lost(self) -> bool:
-        lost = not self.calm and self.scheduler.rng.random() < 0.05
+        lost = not self.calm and self.scheduler.rng.random() < self.chances.lost_reply
         self.faults["lost replies"] += lost
         return lost
 
     def is_held_up(self) -> bool:
         """A request whose sender has given up: it may arrive much later."""
-        held_up = not self.calm and self.scheduler.rng.random() < 0.5
+        held_up = not self.calm and self.scheduler.rng.random() < self.chances.late_after_close
         self.faults["requests of a closed channel that come late"] += held_up
         return held_up
 
     def is_overtaken(self) -> bool:
         """A request that is delayed so long that its sender repeats it over another connection."""
-        overtaken = not self.calm and self.scheduler.rng.random() < 0.2
+        overtaken = not self.calm and self.scheduler.rng.random() < self.chances.overtaken
         self.faults["requests overtaken by what followed them"] += overtaken
         return overtaken
 
@@ -94,7 +127,7 @@ class World:
         return (source, target) in self._cut
 
     def cut(self, source: int, target: int, duration_ms: int) -> None:
-        self.trace("net", f"CUT {source} -> {target} for {duration_ms} ms")
+        self.note_fault("net", "cut", f"CUT {source} -> {target} for {duration_ms} ms", duration_ms, (source, target))
         self._cut.add((source, target))
         self.scheduler.at(duration_ms, self._cut.discard, (source, target))
 
@@ -126,17 +159,19 @@ class World:
     def active(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.alive and node.controller.is_active]
 
-    def crash(self, node: Node, expire_in_ms: int, restart_in_ms: int) -> None:
-        self.trace(node.id, "CRASH")
+    def crash(self, node: Node, expire_in_ms: int, restart_in_ms: int | None) -> None:
+        """The process ends at once. It starts again after `restart_in_ms`; None leaves it down."""
+        self.note_fault(node.id, "crash", "CRASH")
         session = node.session
         node.crash()
         if session is not None:
             self.scheduler.at(expire_in_ms, self.zookeeper.end_session, session)
-        self.scheduler.at(restart_in_ms, self._restart, node, node.generation)
+        if restart_in_ms is not None:
+            self.scheduler.at(restart_in_ms, self.restart, node, node.generation)
 
-    def stop(self, node: Node, restart_in_ms: int) -> None:
+    def stop(self, node: Node, restart_in_ms: int | None) -> None:
         """A clean stop: queued events are refused, the session is closed at once."""
-        self.trace(node.id, "STOP")
+        self.note_fault(node.id, "stop", "STOP")
         is_clean = not node.was_unclean or node.broker.is_tail_settled
 
         def end() -> None:
@@ -146,14 +181,14 @@ class World:
 
         node.shut_down(end)
 
-    def lose_power(self, node: Node, expire_in_ms: int, restart_in_ms: int) -> None:
-        self.trace(node.id, "LOSES POWER")
+    def lose_power(self, node: Node, expire_in_ms: int, restart_in_ms: int | None) -> None:
+        self.note_fault(node.id, "power", "LOSES POWER")
         self.crash(node, expire_in_ms, restart_in_ms)
         node.disk.lose_power(self.scheduler.rng)
 
     def fail_log_dir(self, node: Node, log_dir: int) -> bool:
         """Returns False if it was the last one, which ends the process."""
-        self.trace(node.id, f"LOG DIRECTORY {log_dir} FAILS")
+        self.note_fault(node.id, "disk", f"LOG DIRECTORY {log_dir} FAILS")
         node.broker.fail_log_dir(log_dir)
         return len(node.disk.broken) < LOG_DIRS
 
@@ -162,19 +197,21 @@ class World:
         port = 9092 + self.scheduler.rng.randint(1, 1000)
         listeners = ("PLAINTEXT", "OTHER")[: self.scheduler.rng.randint(1, 2)]
         endpoints = tuple(EndPoint(name, f"host{node.id}", port + i) for i, name in enumerate(listeners))
-        self.trace(node.id, f"NEW ADDRESS {', '.join(f'{e.listener}://{e.host}:{e.port}' for e in endpoints)}")
+        shown = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in endpoints)
+        self.note_fault(node.id, "address", f"NEW ADDRESS {shown}")
         node.config = replace(node.config, endpoints=endpoints)
         if in_place:
             context = node.controller.context
             context.set_config(replace(context.config, endpoints=endpoints))
 
-    def _restart(self, node: Node, generation: int) -> None:
-        if node.generation == generation:
-            self.trace(node.id, "RESTART")
+    def restart(self, node: Node, generation: int) -> None:
+        """Start the process again, unless another one was started since."""
+        if node.generation == generation and not node.alive:
+            self.note_fault(node.id, "restart", "RESTART")
             node.boot()
 
     def pause(self, node: Node, duration_ms: int) -> None:
-        self.trace(node.id, f"PAUSE {duration_ms} ms")
+        self.note_fault(node.id, "pause", f"PAUSE {duration_ms} ms", duration_ms)
         node.paused_until_ms = self.scheduler.time_ms + duration_ms
         if duration_ms > SESSION_TIMEOUT_MS:
             self.scheduler.at(SESSION_TIMEOUT_MS, self.expire, node)
@@ -183,7 +220,7 @@ class World:
         session = node.session
         if session is None or not node.alive:
             return
-        self.trace(node.id, "SESSION EXPIRES")
+        self.note_fault(node.id, "expire", "SESSION EXPIRES")
         self.faults["sessions expired"] += 1
         self.zookeeper.end_session(session)
         delay = max(0, node.paused_until_ms - self.scheduler.time_ms) + self.scheduler.rng.randint(1, 40)

@@ -47,6 +47,7 @@ class SimulatedZooKeeper:
         self._scheduler = scheduler
         self._rng = scheduler.rng
         self._on_written = on_written
+        self.on_session_ended: Callable[[ClientSession], None] = lambda session: None
         self._sessions: dict[int, ClientSession] = {}
         self._next_session = TOOLS_SESSION
         self.open_session(lambda _: None)
@@ -82,6 +83,7 @@ class SimulatedZooKeeper:
         elif self.is_alive(session):
             self.tree.close_session(session.id, self._scheduler.time_ms)
             self.tree.remove_watcher(session.id)
+            self.on_session_ended(session)
             self._deliver_watches()
 
     # --- requests ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 class KlammDataSource(DataSource):
     """Options are parsed once their use is known: batch read, stream read, or write."""
+
+    _was_sent = False
+    """Whether this is a copy from another process. Spark plans each batch of a stream with a new instance, and sends an
+    instance to the process that commits the batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -63,7 +67,11 @@ class KlammDataSource(DataSource):
         from klamm.spark.sink.writer import stream_writer
 
         warn_of_unknown(self.options)
-        return stream_writer(self.options, schema, overwrite)
+        return stream_writer(self.options, schema, overwrite, is_planning=not self._was_sent)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._was_sent = True
 
     def _any_read_options(self) -> ReadOptions:
         """Spark asks for the schema before it says whether the query is a stream; the offset rules of the two

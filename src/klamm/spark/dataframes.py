@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.errors import KlammError
 from klamm.spark.decode.value_schema import load
 from klamm.spark.query.triggers import Trigger, with_trigger
+from klamm.spark.sink.write_options import BATCH_OPTION, is_exactly_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +67,8 @@ def to_topic(
     """Start a query that writes a streaming DataFrame to `topic`, or each row to the topic in its column `topic`.
 
     Columns are `value` and optionally `key`, `partition`, `headers`. At least once: a batch that fails half-way is
-    written again. `options` are those of `format("klamm")`.
+    written again. With `guarantee="exactly_once"` a batch is one unit, and readers with `isolation.level`
+    read_committed see each row once. `options` are those of `format("klamm")`.
     """
     if not df.isStreaming:
         raise KlammError('to_topic() requires a streaming DataFrame; write a batch with df.write.format("klamm").')
@@ -74,11 +76,15 @@ def to_topic(
     if topic is not None:
         given["topic"] = topic
     texts = _texts(given)
+    if is_exactly_once(texts):
+        refuse_speculation(df.sparkSession)
     if mode != "update":
         return start(df.writeStream.format("klamm").outputMode(mode).options(**texts), checkpoint, trigger, name)
 
     def append(frame: DataFrame, batch_id: int) -> None:
-        frame.write.format("klamm").mode("append").options(**texts).save()
+        # For exactly_once: the batch of a stream has a name that its repetition has too.
+        identity = {"checkpointLocation": str(checkpoint), BATCH_OPTION: str(batch_id)}
+        frame.write.format("klamm").mode("append").options(**texts, **identity).save()
 
     # Spark refuses output mode update for every Python sink; changed rows are appended like any others.
     return start(df.writeStream.outputMode("update").foreachBatch(append), checkpoint, trigger, name)
@@ -90,6 +96,15 @@ def start(writer: Any, checkpoint: str | Path, trigger: Trigger, name: str | Non
         writer = writer.queryName(name)
     query: StreamingQuery = writer.start()
     return query
+
+
+def refuse_speculation(spark: SparkSession) -> None:
+    """Refuse to start a second attempt of a task while the first one runs: its transaction would stay open."""
+    if str(spark.conf.get("spark.speculation", "false")).strip().lower() == "true":
+        raise KlammError(
+            "guarantee=exactly_once needs spark.speculation=false: a speculative attempt of a task would leave an open "
+            "transaction, and readers would wait for its timeout."
+        )
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:

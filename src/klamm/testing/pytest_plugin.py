@@ -9,14 +9,15 @@ one broker, or other settings, says so:
         producer = Producer({"bootstrap.servers": klamm_cluster.bootstrap_servers})
         producer.produce(klamm_topic, b"hello")
 
-The module's dictionary is the keyword arguments of `klamm.testing.LocalCluster`. `klamm_topic` is the name of a
-new topic with one partition, another one for every test, gone after it.
+The module's dictionary is the keyword arguments of `klamm.testing.LocalCluster`. `klamm_topic` is the name of a topic
+with one partition. Every test gets a new one, which is deleted after the test. `klamm_client_config` has the settings
+of a client, which a secured cluster requires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,6 +36,12 @@ def klamm_cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     settings = getattr(request.module, "KLAMM_CLUSTER", {})
     with LocalCluster(**settings) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def klamm_client_config(klamm_cluster: LocalCluster) -> dict[str, Any]:
+    """Settings of confluent-kafka for `klamm_cluster`, also if `KLAMM_CLUSTER` secures it: those of a super user."""
+    return klamm_cluster.client_config()
 
 
 @pytest.fixture

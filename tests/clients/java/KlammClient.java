@@ -9,6 +9,7 @@ import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.errors.*;
 import org.apache.kafka.common.header.internals.RecordHeader;
+import org.apache.kafka.common.quota.*;
 import org.apache.kafka.common.record.TimestampType;
 import org.apache.kafka.common.serialization.*;
 
@@ -29,6 +30,7 @@ public class KlammClient {
             case "admin" -> admin(name);
             case "config" -> config(name);
             case "groups" -> groups(name);
+            case "quotas" -> quotas(name);
             default -> throw new IllegalArgumentException(args[1]);
         }
         System.out.println("ok");
@@ -261,6 +263,48 @@ public class KlammClient {
                     List.of(new AlterConfigOp(new ConfigEntry("broker.id", "7"), AlterConfigOp.OpType.SET)))).all().get());
             admin.incrementalAlterConfigs(Map.of(broker, List.of(
                     new AlterConfigOp(new ConfigEntry("num.io.threads", ""), AlterConfigOp.OpType.DELETE)))).all().get();
+        }
+    }
+
+    /** Sets and shows quotas, then is throttled as a producer and refused as an admin. */
+    static void quotas(String name) throws Exception {
+        makeTopic(name, 1, Map.of());
+        var client = new ClientQuotaEntity(Map.of(ClientQuotaEntity.CLIENT_ID, name));
+        Map<String, String> defaults = new HashMap<>();
+        defaults.put(ClientQuotaEntity.USER, name);
+        defaults.put(ClientQuotaEntity.CLIENT_ID, null);
+        var both = new ClientQuotaEntity(defaults);
+        var ofClient = ClientQuotaFilter.containsOnly(List.of(ClientQuotaFilterComponent.ofEntity(ClientQuotaEntity.CLIENT_ID, name)));
+        var ofUser = ClientQuotaFilter.contains(List.of(ClientQuotaFilterComponent.ofEntity(ClientQuotaEntity.USER, name)));
+        try (Admin admin = admin()) {
+            admin.alterClientQuotas(List.of(
+                    new ClientQuotaAlteration(client, List.of(new ClientQuotaAlteration.Op("producer_byte_rate", 1000.0),
+                            new ClientQuotaAlteration.Op("controller_mutation_rate", 0.5))),
+                    new ClientQuotaAlteration(both, List.of(new ClientQuotaAlteration.Op("request_percentage", 12.5))))).all().get();
+            check(Map.of(client, Map.of("producer_byte_rate", 1000.0, "controller_mutation_rate", 0.5)),
+                    admin.describeClientQuotas(ofClient).entities().get(), "quotas of the client id");
+            check(Map.of(both, Map.of("request_percentage", 12.5)), admin.describeClientQuotas(ofUser).entities().get(), "of the user");
+            fails(InvalidRequestException.class, "an unknown quota", () -> admin.alterClientQuotas(List.of(
+                    new ClientQuotaAlteration(client, List.of(new ClientQuotaAlteration.Op("unknown", 1.0))))).all().get());
+        }
+        try (var producer = producer(Map.of("client.id", name))) {
+            for (int n = 0; n < 2; n++) producer.send(new ProducerRecord<>(name, 0, null, new byte[10000])).get();
+            var longest = producer.metrics().values().stream()
+                    .filter(each -> each.metricName().name().equals("produce-throttle-time-max")).findFirst().orElseThrow();
+            check(true, (double) longest.metricValue() > 0, "the producer was throttled");
+        }
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", servers, "client.id", name))) {
+            var options = new CreateTopicsOptions().retryOnQuotaViolation(false);
+            admin.createTopics(List.of(new NewTopic(name + "-many", 20, (short) 1)), options).all().get();
+            fails(ThrottlingQuotaExceededException.class, "topics beyond the quota", () -> admin.createTopics(
+                    List.of(new NewTopic(name + "-more", 1, (short) 1)), options).all().get());
+        }
+        try (Admin admin = admin()) {
+            admin.alterClientQuotas(List.of(
+                    new ClientQuotaAlteration(client, List.of(new ClientQuotaAlteration.Op("producer_byte_rate", null),
+                            new ClientQuotaAlteration.Op("controller_mutation_rate", null))),
+                    new ClientQuotaAlteration(both, List.of(new ClientQuotaAlteration.Op("request_percentage", null))))).all().get();
+            check(Map.of(), admin.describeClientQuotas(ofClient).entities().get(), "no quotas are left");
         }
     }
 

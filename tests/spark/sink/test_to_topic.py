@@ -100,6 +100,6 @@ def test_aggregates_in_mode_update_and_wrong_options(
     assert rows(spark, cluster, target) == [("0", "10"), ("1", "10"), ("2", "10")]
     with pytest.raises(KlammError, match="requires a streaming DataFrame"):
         ks.to_topic(spark.range(1), target, bootstrap_servers=servers, checkpoint=tmp_path / "no")
-    with pytest.raises(AnalysisException, match="exactly_once into a topic needs transactions"):
+    with pytest.raises(AnalysisException, match="'guarantee' is at_least_once or exactly_once, not 'exactly'"):
         made = spark.range(1).selectExpr("string(id) as value").write.format("klamm").mode("append")
-        made.options(**{"kafka.bootstrap.servers": servers, "topic": target, "guarantee": "exactly_once"}).save()
+        made.options(**{"kafka.bootstrap.servers": servers, "topic": target, "guarantee": "exactly"}).save()

@@ -1,4 +1,4 @@
-"""A request's time is one, however many it waits for; and who asks the controller is answered even when nothing is."""
+"""One timeout covers all waits of a request. Requests are answered even if the controller does not answer."""
 
 from __future__ import annotations
 

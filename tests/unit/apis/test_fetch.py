@@ -26,6 +26,7 @@ from klamm.protocol.messages.fetch import (
 )
 from klamm.protocol.record_batch import batches, records
 from tests.support.one_broker import OneBroker, batch
+from tests.unit.apis.test_produce import conversion_histograms
 from tests.unit.apis.test_produce import request as produce_request
 
 ID = UUID(int=77)
@@ -133,6 +134,9 @@ def test_records_are_converted_for_clients_that_know_no_batches(one: OneBroker, 
     assert found == [(offset, value, version < 2) for offset, value in ((1, b"b"), (2, b"c"), (3, b"d"))]
     assert (data.error_code, empty.error_code, empty.high_watermark) == (0, 0, 0)
     assert not empty.records
+    for stats in (one.broker.replicas.topic_stats.topic("t"), one.broker.replicas.topic_stats.all_topics):
+        assert (stats.fetch_message_conversions.count, stats.produce_message_conversions.count) == (3, 0)
+    assert conversion_histograms(one, "Fetch") == [1, 1]
 
 
 def test_batches_of_zstd_are_served_to_old_clients(one: OneBroker) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
@@ -10,7 +11,9 @@ import pytest
 from klamm.apis import produce
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
+from klamm.metrics import Histogram
 from klamm.model import TopicPartition
+from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages.produce import (
     PartitionProduceData,
@@ -45,7 +48,7 @@ def only(response: ProduceResponse) -> PartitionProduceResponse:
     return response.responses[0].partition_responses[0]
 
 
-@pytest.mark.parametrize("version", range(3, 12))
+@pytest.mark.parametrize("version", range(3, 13))
 @pytest.mark.parametrize("acks", [1, -1])
 def test_records_get_offsets(one: OneBroker, version: int, acks: int) -> None:
     one.lead("t")
@@ -99,6 +102,8 @@ def test_a_broken_checksum_is_corrupt_and_stores_nothing(one: OneBroker) -> None
     assert only(one.ask(produce.API, request(bytes(broken)), 9)).error_code == ErrorCode.CORRUPT_MESSAGE
     log = one.broker.replicas.leader_log(TopicPartition("t", 0))
     assert not isinstance(log, ErrorCode) and log.log_end_offset == 0
+    assert one.broker.replicas.topic_stats.all_topics.produce_message_conversions.count == 0
+    assert conversion_histograms(one, "Produce") == [0, 0]
 
 
 def test_too_large_is_said_and_metered(one: OneBroker) -> None:
@@ -133,10 +138,116 @@ def test_internal_topics_are_for_the_broker_and_the_admin_client(one: OneBroker)
     assert only(one.ask(produce.API, asked, 9, client_id="__admin_client")).error_code == 0
 
 
-def test_transactions_are_left_out(one: OneBroker) -> None:
+def transactional(value: bytes, sequence: int = 0, compression: int = 0) -> bytes:
+    producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": sequence}
+    return batch(value, key=b"k", **producer, compression=compression, is_transactional=True)
+
+
+def answer_for_coordinator(one: OneBroker, error: ErrorCode) -> list[bool]:
+    """The coordinator answers every question with `error`; returns whether each question was only to verify."""
+    asked: list[bool] = []
+
+    def add_partitions(
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Collection[TopicPartition],
+        *,
+        verify_only: bool,
+    ) -> asyncio.Future[dict[TopicPartition, ErrorCode]]:
+        asked.append(verify_only)
+        answer: asyncio.Future[dict[TopicPartition, ErrorCode]] = one.loop.create_future()
+        answer.set_result(dict.fromkeys(partitions, error))
+        return answer
+
+    one.broker.replicas.transactional_producers.add_partitions = add_partitions
+    return asked
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_transactional_records_are_verified_or_added(one: OneBroker, version: int) -> None:
     one.lead("t")
-    answer = only(one.ask(produce.API, request(batch(b"a"), transactional_id="tx"), 9))
-    assert answer.error_code == ErrorCode.INVALID_TXN_STATE
+    asked = answer_for_coordinator(one, ErrorCode.NONE)
+    for sequence in (0, 1):
+        answer = only(one.ask(produce.API, request(transactional(b"a", sequence), transactional_id="tx"), version))
+        assert (answer.error_code, answer.base_offset) == (0, sequence)
+    assert asked == [version < 12], "once, before the first batch"
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode) and (log.high_watermark, log.last_stable_offset) == (2, 0)
+
+
+@pytest.mark.parametrize("version", [3, 10, 11, 12])
+def test_transaction_abortable_is_for_clients_that_know_it(one: OneBroker, version: int) -> None:
+    one.lead("t")
+    answer_for_coordinator(one, ErrorCode.TRANSACTION_ABORTABLE)
+    answer = only(one.ask(produce.API, request(transactional(b"a"), transactional_id="tx"), version))
+    known = version >= 11
+    assert answer.error_code == (ErrorCode.TRANSACTION_ABORTABLE if known else ErrorCode.INVALID_TXN_STATE)
+
+
+def test_a_coordinator_that_cannot_be_asked_is_retriable(one: OneBroker) -> None:
+    one.lead("t")
+    answer_for_coordinator(one, ErrorCode.NOT_COORDINATOR)
+    answer = only(one.ask(produce.API, request(transactional(b"a"), transactional_id="tx"), 9))
+    assert answer.error_code == ErrorCode.NOT_ENOUGH_REPLICAS and "NOT_COORDINATOR" in (answer.error_message or "")
+
+
+def test_a_transactional_id_alone_makes_no_transaction(one: OneBroker) -> None:
+    one.lead("t")
+    asked = answer_for_coordinator(one, ErrorCode.INVALID_TXN_STATE)
+    assert only(one.ask(produce.API, request(batch(b"a"), transactional_id="tx"), 9)).error_code == 0
+    assert asked == []
+
+
+def test_a_late_transactional_request_closes_its_connection_without_an_answer(one: OneBroker) -> None:
+    one.lead("t")
+    answer_for_coordinator(one, ErrorCode.NONE)
+    for sequence, order in enumerate((3, 8)):
+        asked = request(transactional(b"a", sequence), transactional_id="tx")
+        assert only(one.ask(produce.API, asked, 9, order=order)).error_code == 0
+    late = request(transactional(b"late", 2), transactional_id="tx")
+    assert one.ask_for_anything(produce.API, late, 9, order=3) is None
+    assert one.last_context.closes_connection
+
+
+class ClosableContext(RequestContext):
+    """A request whose client closes its connection when the test says so."""
+
+    is_closed = False
+
+    def has_ended(self) -> bool:
+        return self.is_closed
+
+
+@pytest.mark.parametrize(("version", "is_appended"), [(9, False), (11, False), (12, True)])
+def test_a_client_that_closed_its_connection_has_given_up_its_batch(
+    one: OneBroker, version: int, is_appended: bool
+) -> None:
+    """Late batches of clients whose epoch does not change arrive together with the end of their connection."""
+    one.lead("t")
+    waiting: asyncio.Future[dict[TopicPartition, ErrorCode]] = one.loop.create_future()
+    one.broker.replicas.transactional_producers.add_partitions = lambda *_, verify_only: waiting
+    context = ClosableContext(0, version, channel=ChannelContext(order=1), now_ms=one.clock.now_ms())
+    answer = produce.API.handle(one.broker, context, request(transactional(b"a"), transactional_id="tx"))
+    assert isinstance(answer, asyncio.Future)
+    context.is_closed = True
+    waiting.set_result({TopicPartition("t", 0): ErrorCode.NONE})
+    assert (one.run(answer) is None) != is_appended
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode) and log.log_end_offset == is_appended
+
+
+def test_zstd_in_an_old_transactional_request(one: OneBroker) -> None:
+    one.lead("t", 2)
+    answer_for_coordinator(one, ErrorCode.NONE)
+    asked = request(b"", transactional_id="tx")
+    asked.topic_data[0].partition_data = [
+        PartitionProduceData(index=0, records=transactional(b"a", compression=CompressionType.ZSTD)),
+        PartitionProduceData(index=1, records=transactional(b"b")),
+    ]
+    response = one.ask(produce.API, asked, 6)
+    codes = [answer.error_code for answer in response.responses[0].partition_responses]
+    assert codes == [ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, 0]
 
 
 def test_transactional_records_need_a_transactional_id(one: OneBroker) -> None:
@@ -148,7 +259,7 @@ def test_transactional_records_need_a_transactional_id(one: OneBroker) -> None:
         PartitionProduceData(index=0, records=open_transaction),
         PartitionProduceData(index=1, records=batch(b"plain")),
     ]
-    for version in (3, 9, 11):
+    for version in (3, 9, 11, 12):
         response = one.ask(produce.API, asked, version)
         codes = [answer.error_code for answer in response.responses[0].partition_responses]
         assert codes == [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED] * 2
@@ -321,6 +432,16 @@ def test_messages_of_old_formats_become_batches(
     [stored] = batches(memoryview(read.records))
     assert (stored.magic, stored.compression, stored.is_valid()) == (2, codec, True)
     assert [(r.offset, r.key, r.value) for r in records(stored)] == [(i, *row) for i, row in enumerate(ROWS)]
+    for stats in (one.broker.replicas.topic_stats.topic("t"), one.broker.replicas.topic_stats.all_topics):
+        assert (stats.produce_message_conversions.count, stats.fetch_message_conversions.count) == (len(ROWS), 0)
+    assert conversion_histograms(one, "Produce") == [1, 1]
+
+
+def conversion_histograms(one: OneBroker, request: str) -> list[int]:
+    """How often time and memory of conversions were recorded."""
+    names = ("MessageConversionsTimeMs", "TemporaryMemoryBytes")
+    found = [one.broker.metrics.find("kafka.network", "RequestMetrics", name, {"request": request}) for name in names]
+    return [histogram.count for histogram in found if isinstance(histogram, Histogram)]
 
 
 @pytest.mark.parametrize("version", [2, 3, 9])

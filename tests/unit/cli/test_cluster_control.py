@@ -87,7 +87,7 @@ def test_a_cluster_that_is_well(broker: Script) -> None:
 
 
 def test_brokers_without_metrics_are_named(broker: Script) -> None:
-    """Without metrics nobody tells of damaged logs: that none is shown must not look as if there were none."""
+    """Damaged logs are only visible in metrics: without metrics, the output must not suggest that there are none."""
     other = Script()
     with scripted_broker(other) as other.address:
         broker.others = {2: other.address}

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from klamm.cli import group
+from klamm.cli import group, output
 
 
 class Admin:
@@ -29,7 +29,7 @@ def test_an_end_that_nobody_tells_is_a_dash(
     monkeypatch.setattr(group, "_committed", lambda admin, name: dict.fromkeys(partitions, 0))
     monkeypatch.setattr(group, "_all_partitions", lambda admin, servers, used: partitions)
     described = SimpleNamespace(members=[], state=SimpleNamespace(name="EMPTY"))
-    group._show(cast(Any, Admin()), "a:1", "g", described, is_named=True)
+    output.table(group.COLUMNS, group._rows(cast(Any, Admin()), "a:1", "g", described, is_named=True))
     rows = [line.split()[1:6] for line in capsys.readouterr().out.splitlines()[1:3]]
     assert rows == [["orders", "0", "0", "7", "7"], ["orders", "1", "0", "-", "-"]]
 

@@ -43,7 +43,7 @@ def test_validate_shows_what_a_file_would_do(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "p.yaml"
     file.write_text(PIPELINE.format(base=tmp_path))
     validate(file)
-    assert capsys.readouterr().out.endswith("t to topic out, append\n")
+    assert capsys.readouterr().out.endswith("t to topic out, append, at least once\n")
     file.write_text(PIPELINE.format(base=tmp_path).replace("topic: out", "tpic: out"))
     with pytest.raises(KlammError, match=r"p\.yaml:4: sink 's' has no key 'tpic'\. Did you mean 'topic'\?"):
         validate(file)

@@ -11,6 +11,7 @@ import pytest
 from klamm.cli.up import UP_DEFAULTS
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, Support, docs
 from klamm.config.definition import AnyKey
+from klamm.config.listener_settings import LISTENER_KEYS
 from klamm.errors import ConfigError
 from klamm.local.broker_settings import TEST_DEFAULTS, defaults_by_size
 from tests.support.source_tree import ROOT, modules
@@ -38,8 +39,8 @@ def test_the_defaults_of_up_and_of_tests_are_told(where: str, defaults: Mapping[
 
 @cache
 def readers() -> str:
-    """All code that may read a key: not the declarations, and not those who only write a broker's file."""
-    declarations = {"network_keys", "log_keys", "cluster_keys", "topic_keys", "docs"}
+    """All code that may read a key, without the declarations and without code that only writes a broker's file."""
+    declarations = {"network_keys", "log_keys", "cluster_keys", "topic_keys", "security_keys", "docs"}
     others = ("klamm.cli", "klamm.testing")
     return "\n".join(
         m.text for m in modules() if m.name.rpartition(".")[2] not in declarations and not m.name.startswith(others)
@@ -52,6 +53,7 @@ def test_a_key_is_honoured_exactly_when_it_says_so(key: AnyKey) -> None:
     topics = [topic for topic in TOPIC_KEYS.values() if key.name in topic.synonyms]
     gives_a_default = any(topic.support is Support.HONOURED for topic in topics)
     is_read = gives_a_default or re.search(rf"\.{key.attribute}\b", readers()) is not None
+    is_read = is_read or (key.name in LISTENER_KEYS and f'"{key.name}"' in readers())
     if key.support is not Support.ONLY_DEFAULT:
         assert is_read == (key.support is Support.HONOURED), f"support={key.support} of {key.name} is not true"
 

@@ -48,8 +48,11 @@ def test_defaults_are_kafkas() -> None:
     assert config.log_retention_time_ms == 7 * 24 * 3_600_000
     assert config.log_roll_time_ms == 7 * 24 * 3_600_000
     assert config.log_flush_time_ms == 2**63 - 1
-    assert config.endpoints == (EndPoint("PLAINTEXT", "", 9092),)
-    assert config.advertised_endpoints == (EndPoint("PLAINTEXT", socket.gethostname(), 9092),)
+    # Not Kafka's default, which is every address: decision 0039.
+    assert config.endpoints == config.advertised_endpoints == (EndPoint("PLAINTEXT", "localhost", 9092),)
+    everywhere = KafkaConfig({"listeners": "PLAINTEXT://:9092"})
+    assert everywhere.endpoints == (EndPoint("PLAINTEXT", "", 9092),)
+    assert everywhere.advertised_endpoints == (EndPoint("PLAINTEXT", socket.gethostname(), 9092),)
     assert config.warnings == ()
 
 
@@ -64,10 +67,8 @@ def test_kafkas_example_file_loads(tmp_path: Path) -> None:
     config = KafkaConfig.from_file(path)
     assert (config.broker_id, config.group_initial_rebalance_delay_ms) == (0, 0)
     assert config.log_directories == (Path("/var/lib/logs"),)
-    assert [warning.split()[0] for warning in config.warnings] == [
-        "transaction.state.log.replication.factor",
-        "transaction.state.log.min.isr",
-    ]
+    assert (config.transaction_state_log_replication_factor, config.transaction_state_log_min_isr) == (1, 1)
+    assert config.warnings == ()
 
 
 def test_toml_tables_are_flattened_and_the_command_line_wins(tmp_path: Path) -> None:
@@ -105,14 +106,20 @@ def test_properties_escapes_and_continuations(tmp_path: Path) -> None:
             r"b\.properties:2: num\.io\.threads cannot be 'many': expected a whole number of 32 bits",
         ),
         ("num.io.threads=0", r"b\.properties:2: num\.io\.threads cannot be '0': expected a number of at least 1"),
-        ("ssl.keystore.location=/k", r"b\.properties:2: ssl\.keystore\.location .*does not support TLS yet"),
-        ("sasl.enabled.mechanisms=PLAIN", "does not support SASL yet"),
+        (
+            "delegation.token.secret.key=k",
+            r"b\.properties:2: delegation\.token.*does not support delegation tokens yet",
+        ),
+        ("sasl.kerberos.service.name=kafka", "does not support Kerberos yet"),
+        ("ssl.client.auth=maybe", "ssl.client.auth cannot be 'maybe': expected one of required, requested, none"),
+        ("listener.name.x.ssl.client.auth=maybe", "listener.name.x.ssl.client.auth cannot be 'maybe'"),
+        ("listener.name.x.num.partitions=3", "is not a configuration key"),
         ("process.roles=broker", "does not support KRaft yet"),
         ("auto.create.topics.enable=yes", "expected true or false"),
         ("log.cleanup.policy=delete,shrink", "expected one of compact, delete"),
         ("listeners=localhost:9092", r"b\.properties:2: listeners .* expected NAME://host:port"),
         ("listeners=INTERNAL://:1", "listener.security.protocol.map knows, but INTERNAL is not in it"),
-        ("listeners=SASL_SSL://:1", "klamm does not support SASL_SSL yet"),
+        ("security.inter.broker.protocol=TLS", "expected one of PLAINTEXT, SSL"),
         ("listeners=PLAINTEXT://:1,PLAINTEXT://:2", "every listener name only once"),
         ("advertised.listeners=PLAINTEXT://0.0.0.0:9092", "an address that clients can connect to"),
         ("listeners=PLAINTEXT://0.0.0.0:9092", r"properties:2: listeners .*an address that clients can connect to"),
@@ -232,5 +239,18 @@ def test_documentation_is_one_sentence_in_every_key() -> None:
         assert key.doc.endswith(".") and key.doc[0].isupper() and "\n" not in key.doc, key.name
 
 
+_SECRET_ENDS = (".password", ".jaas.config", "keystore.key", "zookeeper.digest", "basic.auth")
+
+
 def test_a_password_would_be_hidden() -> None:
-    assert all(key.kind is not ConfigType.PASSWORD for key in BROKER_KEYS.values())
+    passwords = {name for name, key in BROKER_KEYS.items() if key.kind is ConfigType.PASSWORD}
+    secret = {name for name in BROKER_KEYS if name.endswith(_SECRET_ENDS)}
+    assert passwords == secret and "sasl.jaas.config" in secret
+
+
+def test_passwords_are_hidden_in_errors() -> None:
+    secret = {key.name for key in BROKER_KEYS.values() if key.kind is ConfigType.PASSWORD}
+    assert {"klamm.zookeeper.digest", "zookeeper.ssl.keystore.password", "klamm.metrics.basic.auth"} <= secret
+    with pytest.raises(ConfigError) as refused:
+        BROKER_KEYS["klamm.zookeeper.digest"].parse(["s3cret"])
+    assert "s3cret" not in str(refused.value) and "[hidden]" in str(refused.value)

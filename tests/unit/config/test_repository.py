@@ -85,7 +85,19 @@ def test_what_cannot_be_used_is_logged_and_left_out(caplog: pytest.LogCaptureFix
             {"broker.rack": "a"},
             "broker.rack cannot be changed while the broker runs: set it in the broker's file and restart.",
         ),
-        ({"ssl.keystore.type": "a"}, "ssl.keystore.type is not available: klamm does not support TLS yet."),
+        (
+            {"sasl.kerberos.service.name": "a"},
+            "sasl.kerberos.service.name is not available: klamm does not support Kerberos yet.",
+        ),
+        (
+            {"listener.name.x.ssl.keystore.type": "a"},
+            "listener.name.x.ssl.keystore.type cannot be 'a': expected one of JKS, PEM, PKCS12.",
+        ),
+        (
+            {"ssl.keystore.password": "a"},
+            "ssl.keystore.password cannot be changed while the broker runs: "
+            "ZooKeeper must not hold it. Set it in its file.",
+        ),
         (
             {"num.io.thread": "1"},
             "num.io.thread is not a broker configuration. Did you mean num.io.threads or num.network.threads?",

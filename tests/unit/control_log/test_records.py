@@ -20,14 +20,17 @@ from klamm.control_log.records import (
     EventQueued,
     EventStarted,
     LeadershipChange,
+    ListedOperation,
     ListedPartition,
     MetadataApplied,
     RequestAcknowledged,
     RequestCoalesced,
+    RequestFailed,
     RequestQueued,
     RequestSent,
     RequestSummary,
     RoleChanged,
+    ZnodesWritten,
     first,
 )
 from klamm.model import LeaderAndIsr, TopicPartition
@@ -36,6 +39,10 @@ from tests.support.source_tree import ROOT
 TP = TopicPartition("orders", 0)
 LISTED = (ListedPartition("orders", 0, 2, 5),)
 REQUEST = RequestSummary("LeaderAndIsr", 3, 41, 1, LISTED)
+OPERATIONS = (
+    ListedOperation("check", "/controller_epoch", 7),
+    ListedOperation("set", "/brokers/topics/orders/partitions/0/state", 8),
+)
 BEFORE, AFTER = LeaderAndIsr(-1, 4, (2, 3), 8), LeaderAndIsr(2, 5, (2, 3), 9)
 
 SAMPLES: tuple[ControlRecord, ...] = (
@@ -48,10 +55,12 @@ SAMPLES: tuple[ControlRecord, ...] = (
     LeadershipChange(7, "AlterPartition", 19, "", TP, AFTER, LeaderAndIsr(2, 5, (2, 3, 1), 10)),
     RequestQueued(7, 30, REQUEST, 1),
     RequestCoalesced(7, 30, REQUEST),
-    RequestSent(7, 28, 1, REQUEST, 0.4),
-    RequestAcknowledged(7, 28, REQUEST, "NONE", 0, 2.839),
-    MetadataApplied(7, 2, 44, (1, 2, 3), 1, LISTED),
-    RoleChanged(7, TP, "leader", 5),
+    RequestSent(7, 28, 57, 1, REQUEST, 0.4),
+    RequestAcknowledged(7, 28, 57, REQUEST, "NONE", 0, 2.839),
+    ZnodesWritten(7, "BrokerChange", 15, 2, OPERATIONS, "BadVersion", "/controller_epoch", 3.2),
+    MetadataApplied(7, 2, 58, 44, (1, 2, 3), 1, LISTED),
+    RoleChanged(7, 57, TP, "leader", 5),
+    RequestFailed(7, "DescribeConfigs", 4, 12, "admin-1", "127.0.0.1:9092-127.0.0.1:51312-7", "KeyError('orders')", 1),
 )
 
 

@@ -21,7 +21,7 @@ from tests.transcripts.harness import Harness
 
 
 class Core(Harness):
-    """`refused`: paths that ZooKeeper does not let be written, and with what it says so."""
+    """`refused`: paths that ZooKeeper refuses to write, each with the error."""
 
     def __init__(self, *commands: str) -> None:
         super().__init__()

@@ -55,6 +55,7 @@ class FakeBroker:
         self.epoch = epoch
         self.requests: list[Any] = []
         self.client_ids: list[str | None] = []
+        self.correlation_ids: list[int] = []
         self.changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
@@ -95,6 +96,7 @@ class FakeBroker:
                 message, _ = decode(request_class(header.api_key), header.api_version, frame, pos)
                 self.requests.append(message)
                 self.client_ids.append(header.client_id)
+                self.correlation_ids.append(header.correlation_id)
                 self.changed.set()
                 response = self.answer(message)
                 if response is None:

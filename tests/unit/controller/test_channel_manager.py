@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -22,7 +23,7 @@ from klamm.controller.requests import (
 )
 from klamm.errors import ErrorCode
 from klamm.metrics import Gauge, MetricsRegistry
-from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition, random_topic_id
+from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition
 from tests.unit.controller.fake_broker import FakeBroker, success
 
 
@@ -63,7 +64,7 @@ def test_requests_arrive_in_order_and_answers_become_events() -> None:
     async def scenario() -> None:
         events = Events()
         channels, _ = manager(events)
-        topic_id, tp = random_topic_id(), TopicPartition("t", 0)
+        topic_id, tp = UUID(int=5), TopicPartition("t", 0)
         state = LeaderAndIsrPartition(tp, LeaderAndIsr(1, 0, (1,)), 3, (1,))
         async with FakeBroker(1) as broker:
             channels.add_broker(broker.endpoints)
@@ -87,10 +88,16 @@ def test_requests_arrive_in_order_and_answers_become_events() -> None:
     run(scenario)
 
 
+def connection_metric(metrics: MetricsRegistry, name: str) -> int:
+    gauge = metrics.find("kafka.server", "controller-channel-metrics", name, {"broker-id": "1"})
+    assert isinstance(gauge, Gauge) and isinstance(gauge.value, int)
+    return gauge.value
+
+
 def test_the_same_request_is_repeated_until_it_is_answered() -> None:
     async def scenario() -> None:
         events = Events()
-        channels, _ = manager(events)
+        channels, metrics = manager(events)
         refusals = [None, None]
 
         def answer(request: Any) -> Any:
@@ -102,6 +109,15 @@ def test_the_same_request_is_repeated_until_it_is_answered() -> None:
             channels.send_request(1, update(4))
             await events.wait_for(2)
             assert [r.controller_epoch for r in broker.requests] == [3, 3, 3, 4]
+            assert connection_metric(metrics, "connection-creation-total") == 3
+            assert connection_metric(metrics, "connection-count") == 1
+            assert connection_metric(metrics, "request-total") == 4
+            assert connection_metric(metrics, "response-total") == 2
+            assert (
+                0
+                < connection_metric(metrics, "incoming-byte-total")
+                < connection_metric(metrics, "outgoing-byte-total")
+            )
             await channels.shutdown()
 
     run(scenario)

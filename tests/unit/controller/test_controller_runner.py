@@ -50,7 +50,7 @@ class Cluster:
     broker: FakeBroker
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Looks again and again: what is waited for happens in other threads, and in ZooKeeper."""
+        """Polls: the condition is met by other threads and by ZooKeeper."""
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""The queue in front of the controller: order, preemption, answers to everybody, errors that do not end it."""
+"""The controller's event queue: order, preemption, an answer for every caller, errors that do not end it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_an_incarnation_that_is_over_does_not_join() -> None:
 
 
 def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -> None:
-    """It is NEW until it is in sync; its broker still receives it again, or nobody learns that its log is gone."""
+    """It is NEW until it is in sync. Its broker must receive it again: otherwise nobody learns that its log is gone."""
     core = Core("brokers 2 3", "controller 1", "create t 1,2", "reassign t-0 1,3")
     core.sent.clear()
     note = Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,12 @@ from klamm.control_log.records import (
     EventDone,
     EventQueued,
     LeadershipChange,
+    ListedOperation,
     RequestAcknowledged,
     RequestCoalesced,
     RequestQueued,
     RequestSent,
+    ZnodesWritten,
 )
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
@@ -49,7 +52,8 @@ from klamm.controller.requests import (
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import CONTROL_LOG_TOPIC, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
-from tests.unit.controller.fake_broker import FakeBroker
+from klamm.zk.model.ops import BadVersion, Check, ConnectionLoss, MultiFailed, MultiFailure, SetData
+from tests.unit.controller.fake_broker import FakeBroker, success
 
 TP = TopicPartition("orders", 1)
 HEAD = RequestHead(0, 3, 1)
@@ -124,6 +128,30 @@ def test_a_change_of_the_logs_own_topic_is_told_once() -> None:
     assert [record.KIND for record in recorded(buffer) if isinstance(record, LeadershipChange)] == ["election"]
 
 
+def test_transactions_have_their_operations_and_the_znode_that_refused_them() -> None:
+    log = ControlLogBuffer("control", 100, SystemClock())
+    told = ControllerJournal(log)
+    ops = (Check("/controller_epoch", 3), SetData("/brokers/topics/orders/partitions/1/state", b"{}", 7))
+    told.event_started(BrokerChange(), 5, 0.0)
+    told.znodes_written(ops, None, 2.5)
+    refused = MultiFailed(MultiFailure(0, ops[0], BadVersion("/controller_epoch"), ()))
+    told.znodes_written(ops, refused, 1.5)
+    told.znodes_written(ops, ConnectionLoss(), 9.0)
+    own = CreateTopics((CreatableTopic(CONTROL_LOG_TOPIC, 1, 1),))
+    told.event_started(own, 6, 0.0)
+    told.znodes_written(ops, None, 2.5)
+    found = [entry.record for entry in log.take(100) if isinstance(entry.record, ZnodesWritten)]
+    assert [(it.error, it.refused_path, it.number) for it in found] == [
+        ("NONE", None, 5),
+        ("BadVersion", "/controller_epoch", 5),
+        ("ConnectionLoss", None, 5),
+    ]
+    assert found[0].operations == (
+        ListedOperation("check", "/controller_epoch", 3),
+        ListedOperation("set", "/brokers/topics/orders/partitions/1/state", 7),
+    )
+
+
 def test_states_that_are_read_are_no_changes() -> None:
     told, buffer = journal()
     cache = ControllerContext(ControllerConfig(0), SystemClock(), Random(0))
@@ -181,6 +209,41 @@ def test_requests_are_told_from_the_queue_to_the_answer() -> None:
             await channels.shutdown()
         kinds = [type(record) for record in recorded(buffer)]
         assert kinds == [RequestQueued, RequestQueued, RequestCoalesced, RequestSent, RequestAcknowledged]
+
+    run(scenario)
+
+
+def test_requests_have_the_correlation_ids_that_the_broker_received() -> None:
+    """Also after a lost connection: the ids continue, so each names one attempt."""
+
+    async def scenario() -> None:
+        told, buffer = journal()
+        clock = SystemClock()
+        answered: asyncio.Queue[ControllerEvent] = asyncio.Queue()
+        channels = ControllerChannelManager(
+            ControllerConfig(0),
+            clock=clock,
+            metrics=MetricsRegistry(clock),
+            on_event=answered.put_nowait,
+            journal=told,
+        )
+        losses = [True]
+
+        def answer(request: Any) -> Any:
+            return None if losses and losses.pop() else success(request)
+
+        async with FakeBroker(1, answer) as broker:
+            channels.add_broker(broker.endpoints)
+            for epoch in (3, 4):
+                channels.send_request(
+                    1, UpdateMetadataRequest(RequestHead(0, epoch, 1), UpdateMetadataBody((), (), ()))
+                )
+                await answered.get()
+            await channels.shutdown()
+        records = recorded(buffer)
+        sent = [r.correlation_id for r in records if isinstance(r, RequestSent)]
+        assert sent == broker.correlation_ids == [0, 1, 2]
+        assert [r.correlation_id for r in records if isinstance(r, RequestAcknowledged)] == [1, 2]
 
     run(scenario)
 

@@ -100,7 +100,7 @@ def test_an_ordinary_failover_costs_what_it_always_did() -> None:
 
 
 def test_a_broker_that_returns_after_a_kill_costs_one_write_more() -> None:
-    """Its registration is set right, and read again by whoever watches it. No ISR depends on it."""
+    """The report in its registration is cleared, and watchers read it again. No ISR depends on the old log."""
     core = CountingCore("brokers 1 2 3", "controller 0", "create T 1,2,3 2,3,1 3,1,2 1,2,3 2,3,1 3,1,2", "dies 1")
     assert core.cost("starts-unclean 1") == (5 + 2, 2, 9, 0)
     assert not reports_unclean(core, 1)

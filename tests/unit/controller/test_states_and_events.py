@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import get_args
+from uuid import UUID
 
 import pytest
 
 from klamm.controller import events as e
 from klamm.controller.config import InterBrokerProtocol
-from klamm.controller.replies import ControlledShutdownResult, TopicResults
+from klamm.controller.replies import LARGE, ControlledShutdownResult, LazyResults, TopicResult, TopicResults, made
 from klamm.controller.states import ControllerState
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
@@ -100,3 +101,25 @@ def test_the_protocol_version_fixes_the_versions_of_requests(text: str, versions
 def test_protocol_versions_that_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"inter\.broker\.protocol\.version"):
         InterBrokerProtocol.parse(text)
+
+
+def test_the_refusal_of_a_large_event_is_made_when_it_is_read() -> None:
+    """Made at once it would hold the broker loop, which refuses an event that takes too long."""
+    names = tuple(f"t{number}" for number in range(LARGE + 1))
+    tps = tuple(TopicPartition("t", number) for number in range(LARGE + 1))
+    error = ErrorCode.REQUEST_TIMED_OUT
+    for event in (
+        e.CreateTopics(tuple(map(e.CreatableTopic, names))),
+        e.DeleteTopics(names, (UUID(int=7),)),
+    ):
+        refused = event.refusal(error)
+        assert isinstance(refused.topics, LazyResults) and refused.error is error and not made(refused.topics)
+        assert [topic.name for topic in refused.topics][: len(names)] == list(names)
+        assert {topic.error for topic in refused.topics} == {error}
+    assert refused.topics[-1].topic_id == UUID(int=7) and len(refused.topics[-2:]) == 2
+    for moved in (e.ReplicaLeaderElection(tps), e.ApiPartitionReassignment(tuple((tp, None) for tp in tps))):
+        results = moved.refusal(error)
+        assert isinstance(results.partitions, LazyResults) and results.error is error
+        assert [result.partition for result in results.partitions] == list(tps)
+    small = e.CreateTopics((e.CreatableTopic("a"),)).refusal(error)
+    assert small == TopicResults((TopicResult("a", error),), error) and made(small.topics) == small.topics

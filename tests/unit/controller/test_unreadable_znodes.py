@@ -1,4 +1,4 @@
-"""A znode that holds nonsense costs what it is about, and nothing else."""
+"""A znode with invalid contents affects only the object that it describes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from klamm.controller.replies import ProducerIdsBlock, TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.zk.model import paths
+from klamm.zk.model.znodes import encode_controller_epoch
 from tests.unit.controller.core import Core
 
 
@@ -125,3 +126,34 @@ def test_a_registration_whose_name_is_not_a_broker_id_is_not_a_broker(name: str)
     core.tool_deletes(f"{paths.BROKER_IDS}/{name}")
     core.drain()
     assert core.is_active()
+
+
+def test_a_controller_epoch_that_was_set_too_low_is_raised_at_once() -> None:
+    core = Core("brokers 2", "controller 1", "create a 2,1")
+    core.tool_writes(paths.CONTROLLER_EPOCH, encode_controller_epoch(70))
+    core.tool_deletes(paths.CONTROLLER)
+    core.drain()
+    core.run("create b 2,1")
+    assert core.is_active() and core.controller is not None and core.controller.context.epoch == 71
+    core.tool_writes(paths.CONTROLLER_EPOCH, encode_controller_epoch(3))
+    core.tool_deletes(paths.CONTROLLER)
+    core.lines = []
+    core.drain()
+    assert core.is_active() and core.controller.context.epoch == 72
+    assert core.tree.nodes[paths.CONTROLLER_EPOCH].data == encode_controller_epoch(72)
+    sent = [line for line in core.lines if "LeaderAndIsr" in line or "UpdateMetadata" in line]
+    assert sent and not any("epoch 4" in line for line in sent)
+    core.run("dies 2")
+    assert core.is_active()
+    assert core.controller.context.states.leadership[TopicPartition("b", 0)].leader_and_isr.leader == 1
+
+
+def test_an_absurd_controller_epoch_in_a_partition_state_is_not_adopted() -> None:
+    core = Core("brokers 2", "controller 1", "create a 2,1")
+    path = paths.partition_state_path("a", 0)
+    state = core.tree.nodes[path].data
+    assert state is not None
+    core.tool_writes(path, state.replace(b'"controller_epoch":1', b'"controller_epoch":2147483647'))
+    core.tool_deletes(paths.CONTROLLER)
+    core.drain()
+    assert core.tree.nodes[paths.CONTROLLER_EPOCH].data == encode_controller_epoch(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,14 +14,14 @@ from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.join import JoinGroup
-from klamm.coordinator.membership import SyncGroup
+from klamm.coordinator.membership import MemberIdentity, SyncGroup
 from klamm.coordinator.metrics import GroupMetrics
 from klamm.coordinator.offset_records import OffsetAndMetadata
-from klamm.coordinator.offsets_log import Appended
+from klamm.coordinator.offsets_log import Appended, TransactionalProducer
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
-from klamm.model import TopicPartition
-from klamm.protocol.record_batch import Record, assign_offsets, batches, records
+from klamm.model import TopicPartition, TransactionVersion
+from klamm.protocol.record_batch import Record, assign_offsets, batches, build_batch, records
 
 GROUP = "g"
 START_MS = 1_700_000_000_000
@@ -39,7 +40,10 @@ class ManualClock:
 
 @dataclass
 class MemoryOffsetsLog:
-    """Survives its coordinators. `holds` keeps appends back until `release`; `error` refuses them."""
+    """Survives its coordinators. `holds` keeps appends back until `release`; `error` refuses them.
+
+    `verification` is the transaction coordinator's answer; `holds_verification` keeps it back until `verify`.
+    """
 
     partitions: dict[int, list[bytes]] = field(default_factory=dict)
     end_offsets: dict[int, int] = field(default_factory=dict)
@@ -50,6 +54,9 @@ class MemoryOffsetsLog:
     holds_builds: bool = False
     builds: list[tuple[Deferred[bytes | None], Callable[[], bytes]]] = field(default_factory=list)
     """Batches that a worker has yet to build, while `holds_builds`."""
+    verification: ErrorCode = ErrorCode.NONE
+    holds_verification: bool = False
+    verifying: list[Callable[[], None]] = field(default_factory=list)
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
         if self.error is not ErrorCode.NONE:
@@ -65,6 +72,39 @@ class MemoryOffsetsLog:
         deferred: Deferred[Appended] = Deferred()
         self.held.append((deferred, appended))
         return deferred
+
+    def append_transactional(
+        self,
+        partition: int,
+        batch: bytes,
+        timeout_ms: int,
+        producer: TransactionalProducer,
+        admit: Callable[[], ErrorCode],
+    ) -> Deferred[Appended]:
+        appended: Deferred[Appended] = Deferred()
+
+        def on_verified() -> None:
+            error = self.verification or admit()
+            if error is not ErrorCode.NONE:
+                appended.complete(Appended(error))
+            else:
+                self.append(partition, batch, timeout_ms).then(appended.complete)
+
+        self.verifying.append(on_verified)
+        if not self.holds_verification:
+            self.verify()
+        return appended
+
+    def verify(self) -> None:
+        verifying, self.verifying = self.verifying, []
+        for on_verified in verifying:
+            on_verified()
+
+    def append_marker(self, producer_id: int, *, commit: bool, partition: int = 0) -> Deferred[Appended]:
+        key = struct.pack(">hh", 0, commit)
+        record = Record(timestamp=START_MS, key=key, value=b"\x00\x00\x00\x00\x00\x00")
+        batch = build_batch([record], producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True)
+        return self.append(partition, batch, 0)
 
     def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
         built: Deferred[bytes | None] = Deferred()
@@ -144,11 +184,18 @@ class Harness:
         self.scheduler = ManualScheduler()
         self.registry = MetricsRegistry(self.clock)
         self.partition_count = partition_count
+        self.last_connection = 0
         self._ids = 0
         self._id_prefix = id_prefix
         metrics = GroupMetrics(self.registry)
         self.manager = GroupMetadataManager(
-            self.log, self.clock, self.config, self.scheduler, metrics, lambda: self.partition_count
+            self.log,
+            self.clock,
+            self.config,
+            self.scheduler,
+            metrics,
+            lambda: self.partition_count,
+            lambda: self.last_connection,
         )
         self.coordinator = GroupCoordinator(self.manager, self.config, self.scheduler, metrics, self._new_uuid)
 
@@ -260,6 +307,42 @@ class Harness:
         self, offsets: dict[TopicPartition, OffsetAndMetadata], group_id: str = GROUP
     ) -> Deferred[dict[TopicPartition, ErrorCode]]:
         return at_once(self.coordinator.commit_offsets(group_id, "", None, -1, offsets))
+
+    def commit_in_transaction(
+        self,
+        offset: int,
+        producer_id: int = 7,
+        *,
+        tp: TopicPartition | None = None,
+        member_id: str = "",
+        generation_id: int = -1,
+        instance: str | None = None,
+        metadata: str = "",
+        group_id: str = GROUP,
+        connection: int | None = None,
+        version: TransactionVersion = TransactionVersion.TV_0,
+    ) -> Deferred[dict[TopicPartition, ErrorCode]]:
+        value = OffsetAndMetadata(offset, -1, metadata, self.clock.now_ms())
+        offsets = {tp or TopicPartition("t", 0): value}
+        member = MemberIdentity(member_id, instance)
+        producer = TransactionalProducer("tx", producer_id, 3, version, connection)
+        return at_once(
+            self.coordinator.commit_offsets_in_transaction(group_id, member, generation_id, producer, offsets)
+        )
+
+    def end_transaction(self, producer_id: int = 7, *, commit: bool, partition: int = 0) -> None:
+        """Write the transaction's marker; the coordinator learns of it when the log acknowledges it."""
+
+        def on_appended(appended: Appended) -> None:
+            self.coordinator.on_transaction_completed(producer_id, {partition: appended.base_offset}, commit=commit)
+
+        self.log.append_marker(producer_id, commit=commit, partition=partition).then(on_appended)
+
+    def is_unstable(self, tp: TopicPartition | None = None, group_id: str = GROUP) -> bool:
+        tp = tp or TopicPartition("t", 0)
+        fetched = self.coordinator.fetch_offsets(group_id, [tp], require_stable=True)
+        assert isinstance(fetched, dict)
+        return fetched[tp].error is ErrorCode.UNSTABLE_OFFSET_COMMIT
 
     def delete_offsets(
         self, partitions: Sequence[TopicPartition], group_id: str = GROUP

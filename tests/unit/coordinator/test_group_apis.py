@@ -53,6 +53,7 @@ from klamm.protocol.messages.offset_fetch import (
 )
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from klamm.replica.append_path import append_records
+from klamm.replica.transaction_verification import append_transactional
 from tests.support.one_broker import OneBroker
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "3"}
@@ -64,16 +65,19 @@ class GroupBroker(OneBroker):
     def __init__(self, tmp_path: Path) -> None:
         super().__init__(tmp_path, SETTINGS)
         ids = iter(range(1, 1_000_000))
+        self.last_connection = 0
         broker = self.broker
         groups = create_group_coordinator(
             config=broker.config,
             replicas=broker.replicas,
             append_records=partial(append_records, broker.replicas),
+            append_transactional=partial(append_transactional, broker.replicas),
             metadata=broker.metadata,
             clock=self.clock,
             loop=self.loop,
             metrics=broker.metrics,
             new_uuid=lambda: f"{next(ids)}",
+            last_connection=lambda: self.last_connection,
         )
         groups.startup()
         self.give(groups=groups)
@@ -241,13 +245,23 @@ def test_find_coordinator_asks_again_after_a_failure(one: GroupBroker) -> None:
     assert not one.broker.topic_creation.is_under_way(GROUP_METADATA_TOPIC)
 
 
-def test_find_coordinator_echoes_every_key_and_knows_no_transactions(one: GroupBroker) -> None:
+def test_find_coordinator_echoes_every_key_and_knows_no_share_groups(one: GroupBroker) -> None:
     one.lead_offsets_topic()
     found = one.ask(find_coordinator.API, FindCoordinatorRequest(coordinator_keys=["a", "b", "a"]), 4).coordinators
     assert [(c.key, c.error_code) for c in found] == [("a", 0), ("b", 0), ("a", 0)]
-    for key_type, error in ((1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), (2, ErrorCode.INVALID_REQUEST)):
-        request = FindCoordinatorRequest(coordinator_keys=["x"], key_type=key_type)
-        assert one.ask(find_coordinator.API, request, 6).coordinators[0].error_code == error
+    request = FindCoordinatorRequest(coordinator_keys=["x"], key_type=2)
+    assert one.ask(find_coordinator.API, request, 6).coordinators[0].error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_find_coordinator_knows_a_new_leader_before_the_metadata(one: GroupBroker) -> None:
+    """LeaderAndIsr arrives first. A client that receives the dead broker once more may wait for it for ever."""
+    partitions = {GROUP_METADATA_TOPIC: [0, 1, 2]}
+    one.update_metadata(partitions, leader=3, replicas=(1, 2, 3), isr=(1, 2, 3), brokers=(1, 2, 3))
+    for leader, leader_epoch in ((1, 1), (2, 2)):
+        one.leader_and_isr(partitions, leader=leader, leader_epoch=leader_epoch, replicas=(1, 2, 3), isr=(1, 2))
+        assert one.ask(find_coordinator.API, FindCoordinatorRequest(key="g"), 2).node_id == leader
+    one.update_metadata(partitions, leader=1, leader_epoch=3, replicas=(1, 2, 3), isr=(1, 2), brokers=(1, 2))
+    assert one.ask(find_coordinator.API, FindCoordinatorRequest(key="g"), 2).node_id == 1, "the newer one counts"
 
 
 def test_find_coordinator_of_a_partition_without_a_reachable_leader(one: GroupBroker) -> None:

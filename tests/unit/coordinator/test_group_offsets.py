@@ -11,7 +11,6 @@ from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.group_metadata import GroupState
 from klamm.coordinator.membership import MemberIdentity
 from klamm.coordinator.offset_records import OffsetAndMetadata
-from klamm.coordinator.offsets import CommittedOffset
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from tests.unit.coordinator.harness import GROUP, START_MS, Harness
@@ -137,15 +136,6 @@ def test_fetching_all_offsets() -> None:
         U0: (2, "m2"),
     }
     assert harness.coordinator.fetch_offsets("nobody", None) == {}
-
-
-def test_an_open_transaction_makes_its_offsets_unstable() -> None:
-    harness = Harness().start()
-    harness.commit(1)
-    harness.group.offsets.pending_transactional[7] = {T0: CommittedOffset(OffsetAndMetadata(9), 5)}
-    fetched = harness.coordinator.fetch_offsets(GROUP, [T0], require_stable=True)
-    assert isinstance(fetched, dict) and fetched[T0].error is ErrorCode.UNSTABLE_OFFSET_COMMIT
-    assert harness.committed() == 1
 
 
 # --- expiry (KIP-211) ------------------------------------------------------------------------------------------------

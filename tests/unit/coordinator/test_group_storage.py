@@ -286,18 +286,14 @@ def test_transactional_offsets_wait_for_their_marker() -> None:
         value = encode_offset_value(OffsetAndMetadata(offset))
         append(log, (key, value), producer_id=producer_id, producer_epoch=0, is_transactional=True)
 
-    def mark(producer_id: int, kind: int) -> None:
-        marker = (b"\x00\x00" + kind.to_bytes(2, "big"), b"\x00\x00\x00\x00\x00\x00")
-        append(log, marker, producer_id=producer_id, producer_epoch=0, is_transactional=True, is_control=True)
-
     write(1, 10)
-    mark(10, 1)
+    log.append_marker(10, commit=True)
     write(2, 11)
-    mark(11, 0)
+    log.append_marker(11, commit=False)
     write(3, 12)
     harness = Harness(log=log).start()
     assert harness.committed() == 1
     unstable = harness.coordinator.fetch_offsets(GROUP, [T0], require_stable=True)
     assert isinstance(unstable, dict) and unstable[T0].error is ErrorCode.UNSTABLE_OFFSET_COMMIT
-    harness.coordinator.on_transaction_completed(12, [0], commit=True)
+    harness.end_transaction(12, commit=True)
     assert harness.committed() == 3

@@ -24,7 +24,7 @@ from klamm.coordinator.offset_records import (
     decode_group_value,
     decode_key,
 )
-from klamm.coordinator.offsets import OFFSETS_PER_SLICE
+from klamm.coordinator.transactional_offsets import OFFSETS_PER_SLICE
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition

@@ -19,6 +19,7 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.protocol.wire import Message
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
 
 ADDRESSES = {1: ("a", 1), 2: ("b", 2)}
 
@@ -51,6 +52,10 @@ class Processes:
 
     def __init__(self, ended: Collection[int]) -> None:
         self._ended = ended
+
+    @property
+    def client_security(self) -> ClientSecurity:
+        return PLAINTEXT
 
     def answering(self) -> Mapping[int, tuple[str, int]]:
         return ADDRESSES

@@ -1,4 +1,4 @@
-"""Too many open files: segments are let go, a client may have to try again, and no directory goes offline."""
+"""Too many open files: segments are closed, a client may have to retry, and no directory goes offline."""
 
 from __future__ import annotations
 

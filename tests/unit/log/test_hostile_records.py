@@ -1,4 +1,4 @@
-"""Batches made to cost more than they look, or to say what is not true. Work is counted, not timed."""
+"""Batches that cost more than their size suggests, or whose headers are false. Work is counted, not timed."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_checkpoint_is_written_when_the_last_slice_is_collected(name: str, beg
 
 @each_pass
 def test_a_log_that_goes_meanwhile_is_not_told_of(name: str, begin: Pass) -> None:
-    """Nor is what was collected of it told of another under its name: its records would count as flushed."""
+    """A checkpoint of a deleted log must not apply to the next log of that name: records would count as flushed."""
     bench = Bench()
     manager = filled(bench, *TPS)
     steps = begin(manager)

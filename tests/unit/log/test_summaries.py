@@ -83,7 +83,7 @@ def test_an_epoch_assigned_before_the_log_is_opened_is_kept(bench: Bench) -> Non
 
 
 def test_opening_a_log_does_not_wait_for_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last epoch may have no records and goes then. Thousands of logs may be opened in a row, on the loop."""
+    """The last epoch is dropped if it has no records. Thousands of logs may be opened in a row, on the loop."""
     manager = bench.manager()
     log = manager.logs[TP]
     log.assign_epoch(7, RECORDS)

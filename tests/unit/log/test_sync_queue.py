@@ -55,7 +55,7 @@ class ByHand(Executor):
         return future
 
     async def do_one(self) -> None:
-        """The next job, and whatever its end leads to."""
+        """Run the next job and everything that follows from its end."""
         await self.has_job.wait()
         future, work = self.jobs.pop(0)
         if not self.jobs:

@@ -1,4 +1,4 @@
-"""MetadataCache: who waits for a broker is called once, within the update that knows it."""
+"""MetadataCache: a callback that waits for a broker is called once, during the update that adds the broker."""
 
 from __future__ import annotations
 

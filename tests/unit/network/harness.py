@@ -8,12 +8,14 @@ import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import uvloop
 
 from klamm.clock import Clock, SystemClock
+from klamm.config import KafkaConfig
+from klamm.config.client_quotas import ClientQuotas
 from klamm.metrics import BusyRatio, Gauge, Histogram, HistogramColumn, Meter, MetricsRegistry, Timer
 from klamm.model import EndPoint
 from klamm.network import Plane, RequestContext, SocketServer, SocketServerConfig
@@ -22,6 +24,7 @@ from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersions
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.wire import Message
+from klamm.quota.quota_managers import QuotaManagers
 
 Scenario = Callable[[], Coroutine[Any, Any, None]]
 Answer = Message | asyncio.Future[Any] | None
@@ -100,9 +103,11 @@ class Server:
         inter_broker_listener: str | None = None,
         clock: Clock | None = None,
         started: bool = True,
+        quotas: ClientQuotas | None = None,
     ) -> None:
         self.clock = clock if clock is not None else SystemClock()
         self.registry = MetricsRegistry(self.clock)
+        self.quotas = QuotaManagers(quotas or ClientQuotas(), KafkaConfig({"broker.id": 1}), self.clock, self.registry)
         self.network = SocketServer(
             tuple(EndPoint(name, "127.0.0.1", 0) for name in listeners),
             apis,
@@ -114,11 +119,12 @@ class Server:
                 control_plane_listener=control_plane_listener,
                 inter_broker_listener=inter_broker_listener,
             ),
+            client_quotas=self.quotas,
         )
         self._started = started
         self._clients: list[RawClient] = []
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> Self:
         await self.network.bind()
         if self._started:
             self.network.start_processing()

@@ -444,3 +444,27 @@ def test_closed_connections_are_forgotten(run: Run) -> None:
             assert server.network.quotas.total == 0
 
     run(scenario())
+
+
+@both_loops
+def test_connections_are_numbered_in_the_order_of_acceptance_over_all_listeners(run: Run) -> None:
+    async def scenario() -> None:
+        orders: list[int] = []
+
+        def record(ctx: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+            orders.append(ctx.channel.order)
+            return echo(request)
+
+        async with Server(heartbeat_api(record), listeners=("PLAINTEXT", "OTHER")) as server:
+            first = await server.client()
+            await ask(first, 1)
+            second = await server.client("OTHER")
+            await ask(second, 2)
+            third = await server.client()
+            await ask(third, 3)
+            await ask(first, 4)
+            assert orders == [1, 2, 3, 1]
+            for client in (first, second, third):
+                await client.close()
+
+    run(scenario())

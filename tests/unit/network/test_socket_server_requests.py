@@ -335,11 +335,20 @@ def test_a_bug_in_a_handler_costs_its_connection_only(run: Run, how: str, caplog
             return future
 
         async with Server(heartbeat_api(script)) as server:
+            failed: list[tuple[str, int, str]] = []
+            server.network.handler_pool.on_failed = lambda request, error: failed.append(
+                (request.api.name, request.correlation_id, error)
+            )
             client = await server.client()
             for number in range(3):
                 client.send(heartbeat(number))
             assert await client.receive_heartbeat() == (0, 0)
             assert await client.receive_end() == b""
+            ((name, correlation_id, error),) = failed
+            assert (name, correlation_id) == ("Heartbeat", 1)
+            assert error.startswith(
+                {"future cancelled": "CancelledError", "unfit response": "ValueError"}.get(how, "KeyError")
+            )
             other = await server.client()
             other.send(heartbeat(0))
             assert await other.receive_heartbeat() == (0, 0)

@@ -46,7 +46,7 @@ def read(data: bytes) -> list[tuple[int, int | None, bytes | None, bytes | None]
 def test_produced_messages_become_one_batch(magic: int, codec: CompressionType) -> None:
     sent = message_set(magic, codec)
     assert is_message_set(sent)
-    batch = RecordBatch(memoryview(to_batch(memoryview(sent), LIMIT)))
+    batch = RecordBatch(memoryview(to_batch(memoryview(sent), LIMIT).data))
     assert (batch.is_valid(), batch.compression, batch.record_count, batch.producer_id) == (True, codec, 5, -1)
     timestamps = [NOW + i for i in range(5)] if magic else [-1] * 5
     assert [(r.timestamp, r.key, r.value) for r in records(batch)] == [
@@ -59,7 +59,7 @@ def test_produced_messages_become_one_batch(magic: int, codec: CompressionType) 
 def test_batches_become_messages(magic: int, codec: CompressionType) -> None:
     rows = [Record(timestamp=NOW + i, key=k, value=v, headers=(("h", b"x"),)) for i, (k, v) in enumerate(ROWS)]
     data = build_batch(rows, base_offset=100, compression=codec) + build_batch(rows[:2], base_offset=110)
-    got = read(from_batches(memoryview(data), magic, 102, 1 << 20))
+    got = read(from_batches(memoryview(data), magic, 102, 1 << 20).data)
     expected = [(102 + i, NOW + 2 + i, *ROWS[2 + i]) for i in range(3)]
     expected += [(110 + i, NOW + i, *ROWS[i]) for i in range(2)]
     assert got == [(offset, timestamp if magic else None, key, value) for offset, timestamp, key, value in expected]
@@ -69,22 +69,22 @@ def test_batches_become_messages(magic: int, codec: CompressionType) -> None:
 def test_gaps_of_compaction_stay(codec: CompressionType) -> None:
     rows = [Record(offset, NOW, b"k", b"v") for offset in (103, 107, 120)]
     data = build_batch(rows, base_offset=100, compression=codec, last_offset_delta=25)
-    assert [row[0] for row in read(from_batches(memoryview(data), 1, 0, 1))] == [103, 107, 120]
+    assert [row[0] for row in read(from_batches(memoryview(data), 1, 0, 1).data)] == [103, 107, 120]
 
 
 def test_append_times_are_kept() -> None:
     data = build_batch(
         [Record(timestamp=1, value=b"v")], timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=NOW
     )
-    assert read(from_batches(memoryview(data), 1, 0, 1)) == [(0, NOW, None, b"v")]
-    batch = RecordBatch(memoryview(to_batch(memoryview(from_batches(memoryview(data), 1, 0, 1)), LIMIT)))
+    assert read(from_batches(memoryview(data), 1, 0, 1).data) == [(0, NOW, None, b"v")]
+    batch = RecordBatch(memoryview(to_batch(memoryview(from_batches(memoryview(data), 1, 0, 1).data), LIMIT).data))
     assert batch.timestamp_type is TimestampType.LOG_APPEND_TIME, "the validator decides"
 
 
 def test_an_answer_ends_after_the_batch_that_fills_it() -> None:
     data = b"".join(build_batch([Record(value=b"v" * 100)] * 10, base_offset=10 * i) for i in range(10))
-    assert len(read(from_batches(memoryview(data), 0, 0, 1))) == 10
-    assert len(read(from_batches(memoryview(data), 0, 0, 1500))) == 20
+    assert len(read(from_batches(memoryview(data), 0, 0, 1).data)) == 10
+    assert len(read(from_batches(memoryview(data), 0, 0, 1500).data)) == 20
 
 
 def test_broken_sets_are_refused() -> None:

@@ -45,7 +45,7 @@ def one(tmp_path: Path) -> Iterator[OneBroker]:
 
 @pytest.fixture
 def leader(one: OneBroker) -> OneBroker:
-    """Leads many partitions; the follower has what there is."""
+    """Leads many partitions; the follower has all records."""
     assert one.leader_and_isr({"t": range(MANY)}, **STATE).error_code == 0
     one.ask(fetch.API, request(dict.fromkeys(range(MANY), 0), replica_id=2), 12)
     return one
@@ -432,7 +432,7 @@ class TestSlices:
         assert len(sliced.broker.replicas.partitions) == len(sliced.broker.logs.logs) == 1
 
     def test_no_other_control_request_comes_between(self, sliced: OneBroker) -> None:
-        """Each is handled as if the long request had been one step: the newer controller's words come after it."""
+        """Each is handled as if the long request were one step: the newer controller's request is applied after it."""
         first: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
         sliced.controller_epoch = 2
         stopped: Any = sliced.stop_replica("t", MANY - 1)

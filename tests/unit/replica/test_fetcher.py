@@ -64,7 +64,7 @@ def test_bytes_of_a_replica_that_is_added_are_those_of_a_reassignment(cluster: B
 
 @BOTH
 def test_records_above_the_high_watermark_survive_the_followers_restart(cluster: Brokers) -> None:
-    """KIP-101, first scenario: a follower that knows less of the high watermark keeps what may be committed."""
+    """KIP-101, first scenario: a follower with an older high watermark keeps records that may be committed."""
     cluster.elect(1)
     cluster.append(b"a")
     cluster.append(b"b")

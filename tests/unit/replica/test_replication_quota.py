@@ -1,4 +1,4 @@
-"""KIP-73: which replicas are throttled, how the rate is sampled, and who is held back by it. Time is given."""
+"""KIP-73: which replicas are throttled, how the rate is sampled, and which replicas wait. Time is an argument."""
 
 from __future__ import annotations
 

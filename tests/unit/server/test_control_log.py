@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,7 @@ def test_what_is_recorded_comes_into_the_topic_and_the_writing_is_not_recorded(i
         ("metadata_applied", None),
     ]
     assert [r["sequence"] for r in written] == [1, 2, 3, 4, 5]
+    assert [r["correlation_id"] for r in written] == [it.one.last_context.correlation_id] * 5
     assert [r["update_count"] for r in written if r["kind"] == "metadata_applied"] == [1, 2]
     it.writer.of_control_loop.record(ControllerChanged(1, 1))
     it.until(lambda: len(it.written()) >= 6)
@@ -106,6 +108,20 @@ def test_a_broker_that_is_not_the_controller_leaves_the_creation_to_it(it: Recor
     it.until(lambda: len(it.written()) == 4)
 
 
+def test_failed_requests_are_recorded_less_and_less_often(it: Recording) -> None:
+    for number in range(9):
+        api: Any = SimpleNamespace(name="DescribeConfigs")
+        request: Any = SimpleNamespace(
+            api=api, api_version=4, correlation_id=number, client_id="c" * 1000, connection_id="here"
+        )
+        it.writer.on_failed_request(request, "KeyError('orders')")
+    it.one.lead(CONTROL_LOG_TOPIC)
+    it.until(lambda: bool(it.written()))
+    failed = [r for r in it.written() if r["kind"] == "request_failed"]
+    assert [(r["correlation_id"], r["failure_count"]) for r in failed] == [(0, 1), (1, 2), (3, 4), (7, 8)]
+    assert failed[0]["error"] == "KeyError('orders')" and len(failed[0]["client_id"]) < 1000
+
+
 def test_while_nothing_can_be_written_the_oldest_are_dropped_and_counted(it: Recording) -> None:
     record = it.writer.of_control_loop.record
     for epoch in range(1000):
@@ -123,6 +139,6 @@ def test_a_log_that_is_off_records_nothing(tmp_path: Path) -> None:
     writer = ControlLogWriter(one.broker.config, one.clock)
     writer.start(one.broker)
     assert not writer.of_broker_loop.is_enabled and not writer.of_control_loop.is_enabled
-    assert one.broker.replicas.leadership_listeners == []
+    assert one.broker.replicas.role_listeners == []
     one.loop.run_until_complete(writer.stop())
     one.close()

@@ -16,6 +16,7 @@ from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
+from klamm.security.outgoing import OutgoingSecurity
 from klamm.server import controlled_shutdown as module
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.controller_channel import ControllerChannel
@@ -52,7 +53,7 @@ def metadata() -> MetadataCache:
 def broker(zk: Session, controller: Any) -> Broker:
     config = KafkaConfig({"controlled.shutdown.max.retries": 2, "controlled.shutdown.retry.backoff.ms": 0})
     parts = {"id": 1, "broker_epoch": 7, "config": config, "controller_id": 2, "metadata": metadata()}
-    return cast(Broker, SimpleNamespace(zk=zk, controller=controller, **parts))
+    return cast(Broker, SimpleNamespace(zk=zk, controller=controller, outgoing=OutgoingSecurity(), **parts))
 
 
 async def refuse(*_: object, **__: object) -> BrokerConnection:
@@ -123,7 +124,7 @@ class Timers:
 
 @pytest.mark.parametrize("is_controller", [True, False])
 def test_a_connection_that_comes_back_ends_the_wait(is_controller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time ZooKeeper is lost it has all of the time, and what was given up once is not given up for ever."""
+    """Each loss of ZooKeeper starts a full time limit, and after a timeout the broker tries again."""
 
     async def scenario() -> bool:
         zk, timers = Session(), Timers(monkeypatch)

@@ -124,7 +124,7 @@ def test_a_session_that_cannot_be_ended_stays_known(tmp_path: Path, monkeypatch:
     ("log_dirs", "expected"), [("/data/a", "/data/a-zookeeper"), ("/data/b/,/data/a", "/data/b-zookeeper")]
 )
 def test_every_log_directory_has_an_embedded_zookeeper_of_its_own(log_dirs: str, expected: str) -> None:
-    """Brokers under one parent directory must not join each other's cluster because nobody said where ZooKeeper is."""
+    """Brokers under one parent directory must not join each other's cluster if ZooKeeper's address is missing."""
     assert embedded_dir(KafkaConfig({"log.dirs": log_dirs})) == Path(expected)
     assert embedded_dir(KafkaConfig({"log.dirs": log_dirs, "klamm.zookeeper.embedded.dir": "/zk"})) == Path("/zk")
     assert embedded_dir(KafkaConfig({})) == Path("/tmp/kafka-logs-zookeeper")

@@ -1,16 +1,66 @@
-"""Stopping a broker ends what it had begun on the side."""
+"""A stop ends everything that a start has begun, however far the start came."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from kazoo.client import KazooClient
 
 from klamm.config import KafkaConfig
+from klamm.controller.config import ControllerConfig
+from klamm.controller.controller_runner import ControllerRunner
+from klamm.errors import KlammError
+from klamm.log import names
+from klamm.server.background_tasks import BackgroundTasks
+from klamm.server.coordination import Coordination
+from klamm.server.ending import Ending
+from klamm.server.environment import Environment
 from klamm.server.kafka_server import KafkaServer
+from klamm.server.running import Running
+from klamm.zk.model import paths
+from klamm.zk.server.main import EmbeddedZooKeeperThread
+from tests.support.raw_client import TIMEOUT_S
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeperThread]:
+    embedded = EmbeddedZooKeeperThread(tmp_path / "zk")
+    embedded.start()
+    try:
+        yield embedded
+    finally:
+        embedded.stop()
+
+
+def config(tmp_path: Path, zookeeper: EmbeddedZooKeeperThread, port: int = 0) -> KafkaConfig:
+    return KafkaConfig(
+        {
+            "broker.id": "1",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "log.dirs": str(tmp_path / "logs"),
+            "zookeeper.connect": str(zookeeper.address),
+            "klamm.metrics.port": "0",
+            "controlled.shutdown.retry.backoff.ms": "10",
+        }
+    )
+
+
+async def start_and_stop(server: KafkaServer) -> Running:
+    try:
+        return await server.start()
+    finally:
+        await server.stop()
 
 
 def test_background_tasks_end_with_the_broker() -> None:
     async def scenario() -> None:
-        server, ended = KafkaServer(KafkaConfig({"broker.id": "1"})), asyncio.Event()
+        tasks, ended = BackgroundTasks(), asyncio.Event()
 
         async def wait_for_ever() -> None:
             try:
@@ -18,9 +68,119 @@ def test_background_tasks_end_with_the_broker() -> None:
             finally:
                 ended.set()
 
-        server._spawn(wait_for_ever())
+        tasks.spawn(wait_for_ever())
         await asyncio.sleep(0)
-        await server.stop()
+        await tasks.stop()
         assert ended.is_set() and asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, zookeeper: EmbeddedZooKeeperThread) -> None:
+    """The logs, the metrics port and the session are free again: the next start in this process succeeds."""
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(KlammError, match=f"{port}"):
+                await start_and_stop(KafkaServer(config(tmp_path, zookeeper, port)))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        server = KafkaServer(config(tmp_path, zookeeper, port))
+        running = await start_and_stop(server)
+        assert running.endpoints[0].port == port and running.metrics_port > 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+class Unreachable(Coordination):
+    """ZooKeeper stops answering while the session of the last run is ended."""
+
+    async def take_over(self, log_dirs: Sequence[Path]) -> bool:
+        raise KlammError("ZooKeeper did not answer")
+
+
+def test_logs_that_may_lack_records_stay_suspect_after_a_failed_start(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeperThread
+) -> None:
+    """A broker that crashed must report it, also if its first start afterwards came only as far as its logs."""
+    mark = tmp_path / "logs" / names.CLEAN_SHUTDOWN
+
+    async def scenario() -> None:
+        await start_and_stop(KafkaServer(config(tmp_path, zookeeper)))
+        mark.unlink()  # as after a crash
+        with pytest.raises(KlammError, match="did not answer"):
+            await start_and_stop(KafkaServer(config(tmp_path, zookeeper), Environment(coordination=Unreachable)))
+        assert not mark.exists()
+        running = await start_and_stop(KafkaServer(config(tmp_path, zookeeper)))
+        assert running.broker.logs.may_lack_records
+
+    asyncio.run(scenario())
+
+
+class FailingControlLoop(ControllerRunner):
+    """Fails when the test says so."""
+
+    made: ClassVar[list[FailingControlLoop]] = []
+
+    async def _run(self, config: ControllerConfig, ready: threading.Event) -> None:
+        self.made.append(self)
+        self._failing = asyncio.Event()
+        self._serving = asyncio.ensure_future(super()._run(config, ready))
+        await self._failing.wait()
+        raise RuntimeError("a bug in the control loop")
+
+    def fail(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._failing.set)
+
+
+def test_a_broker_whose_control_loop_fails_leaves_the_cluster_and_stops(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeperThread
+) -> None:
+    """Otherwise it would stay the controller, and the cluster would stand still."""
+    client = KazooClient(str(zookeeper.address))
+    client.start(TIMEOUT_S)
+
+    async def scenario() -> None:
+        failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        environment = Environment(controller_runner=FailingControlLoop)
+        server = KafkaServer(config(tmp_path, zookeeper), environment, failed.set_result)
+        try:
+            await server.start()
+            assert client.exists(paths.CONTROLLER) and client.exists(paths.broker_path(1))
+            FailingControlLoop.made.pop().fail()
+            assert "control loop" in await asyncio.wait_for(failed, TIMEOUT_S)
+        finally:
+            await asyncio.wait_for(server.stop(), TIMEOUT_S)
+        assert not client.exists(paths.CONTROLLER) and not client.exists(paths.broker_path(1))
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_step_that_fails_does_not_keep_the_others_from_running() -> None:
+    done: list[str] = []
+
+    async def later(name: str) -> None:
+        await asyncio.sleep(0)
+        done.append(name)
+
+    def fail() -> None:
+        raise ValueError("the first failure")
+
+    async def scenario() -> None:
+        ending = Ending()
+        ending.add(lambda: done.append("logs"))
+        ending.add(lambda: later("sockets"))
+        ending.add(fail)
+        ending.add(lambda: later("scheduler"))
+        with pytest.raises(ValueError, match="the first failure"):
+            await ending.run()
+        await ending.run()
+
+    asyncio.run(scenario())
+    assert done == ["scheduler", "sockets", "logs"]

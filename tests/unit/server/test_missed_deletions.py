@@ -1,4 +1,4 @@
-"""A controller that is deposed may not have told everybody of a deletion; the next one does not know of the topic."""
+"""A deposed controller may not have sent a deletion to all brokers, and the next one does not know the topic."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Fixture:
             groups=SimpleNamespace(on_partitions_deleted=self.deleted.extend),
         )
         self.missed = MissedDeletions(broker, lambda task: self.tasks.append(asyncio.ensure_future(task)))
+        self.missed.start()
 
     async def _read(self, op: ReadOp) -> ReadResult:
         """A server that lags knows no topic: if it were believed, all would be deleted."""

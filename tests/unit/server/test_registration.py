@@ -1,4 +1,4 @@
-"""Joining a cluster: an id that is taken, and a controller that does not come."""
+"""Joining a cluster: an id that is taken, and a controller that never sends anything."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_controller_comes(warn_s: float) -> None:
 
 
 def test_what_partitions_there_are_is_waited_for() -> None:
-    """A controller that was just elected tells first who is alive."""
+    """A new controller sends the list of live brokers first."""
 
     async def scenario() -> None:
         metadata, there = MetadataCache(1), ["t"]

@@ -1,4 +1,4 @@
-"""A replica that was moved away while nobody could tell its broker: the log goes, and only when that is certain."""
+"""A replica was moved away while its broker could not be reached: its log is deleted, but only when that is certain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Fixture:
         self.before_answer: Callable[[], None] = lambda: None
         self.one.give(zk=SimpleNamespace(read_many=self._read_many))
         self._tasks: list[Any] = []
-        StrayReplicas(self.one.broker, self._tasks.append)
+        StrayReplicas(self.one.broker, self._tasks.append).start()
         self.one.broker.logs.get_or_create_log(TP, ID)
 
     async def _read_many(self, wanted: Iterable[str]) -> list[Any]:
@@ -75,11 +75,11 @@ def test_a_replica_that_was_moved_away_is_deleted(fixture: Fixture, caplog: pyte
     fixture.zookeeper_has(OTHERS)
     fixture.told()
     assert not fixture.is_there
-    assert "1 replicas were moved away and this broker was not told: t-0" in caplog.text
+    assert "1 replicas were moved away while this broker was not informed: t-0" in caplog.text
 
 
 def test_also_one_that_this_broker_follows_still(fixture: Fixture) -> None:
-    """It stood still when the controller wanted to tell it, and another controller came."""
+    """It was paused when the controller sent the request, and another controller was elected."""
     fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=3, replicas=(1, 2))
     fixture.zookeeper_has(OTHERS, leader_epoch=4)
     fixture.told(epoch=2)

@@ -1,4 +1,4 @@
-"""The lock on a checkpoint, what runs tell of themselves, and the shape of a query that its checkpoint depends on."""
+"""The lock on a checkpoint, the status that runs report, and the shape of a query on which its checkpoint depends."""
 
 from __future__ import annotations
 

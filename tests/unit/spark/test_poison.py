@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from klamm.model import TopicPartition
-from klamm.spark.pipeline.dead_letters import SCHEMA, DeadLetters, query_id_of
+from klamm.spark.pipeline.dead_letters import SCHEMA, DeadLetters
 from klamm.spark.pipeline.diagnosis import failed_ranges, ranges_of
 from klamm.spark.pipeline.failures import failure_of, start_advice
 from klamm.spark.pipeline.pipeline_model import dead_letters_of
 from klamm.spark.pipeline.pipeline_problems import PipelineError
-from klamm.spark.pipeline.poison import Ranges, halved, search, size, told
+from klamm.spark.pipeline.poison import Ranges, describe_ranges, halved, search, size
 from klamm.spark.pipeline.yaml_file import read_yaml
+from klamm.spark.source.checkpoint_locations import query_id_of
 from klamm.spark.source.source_offsets import OffsetRange
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 3)
@@ -59,7 +60,7 @@ def test_records_that_fail_only_together_are_told_as_a_range() -> None:
         return "sum too large" if size(part) > 10 else None
 
     found = search([OffsetRange(A, 0, 16)], overflows, limit=5)
-    assert not found.records and [told(part) for part in found.unresolved] == ["a-0 offsets 0 to 15"]
+    assert not found.records and [describe_ranges(part) for part in found.unresolved] == ["a-0 offsets 0 to 15"]
     assert not search([OffsetRange(A, 0, 16)], lambda part: None, limit=5).unresolved
 
 
@@ -76,7 +77,11 @@ def test_a_search_that_is_over_keeps_the_records_it_has() -> None:
     assert [str(one) for one in found.records] == ["a-0 offset 0"] and found.unresolved
     assert view.runs <= 22
     early = search([OffsetRange(A, 0, 1000)], Tried((A, 7)), limit=10, is_over=lambda: True)
-    assert (early.tries, early.records, [told(part) for part in early.unresolved]) == (1, [], ["a-0 offsets 0 to 999"])
+    assert (early.tries, early.records, [describe_ranges(part) for part in early.unresolved]) == (
+        1,
+        [],
+        ["a-0 offsets 0 to 999"],
+    )
 
 
 def test_halves_are_the_whole() -> None:
@@ -161,7 +166,7 @@ def test_an_exception_of_the_pipelines_own_code_is_one_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "advice"),
+    ("problem", "advice"),
     [
         ("Sorting is not supported on streaming DataFrames, unless in Complete output mode", "Leave out ORDER BY"),
         (
@@ -170,6 +175,6 @@ def test_an_exception_of_the_pipelines_own_code_is_one_of_the_batch() -> None:
         ),
     ],
 )
-def test_what_to_do_about_a_query_that_cannot_start(told: str, advice: str, tmp_path: Path) -> None:
+def test_what_to_do_about_a_query_that_cannot_start(problem: str, advice: str, tmp_path: Path) -> None:
     sink = read_yaml(pipeline(tmp_path), "p.yaml").sinks[0]
-    assert advice in start_advice(RuntimeError(told), sink)
+    assert advice in start_advice(RuntimeError(problem), sink)

@@ -69,7 +69,7 @@ from klamm.spark.sql.topic_tables import refuse_files_of_tables
 )
 @pytest.mark.parametrize("by_words", [False, True])
 def test_tables_of_a_query(sql: str, names: list[str], by_words: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the parser, and by words alone, which is the way of what the parser does not understand."""
+    """By the parser, and by words alone, which is the fallback for text that the parser does not understand."""
     if by_words:
         monkeypatch.setattr("klamm.spark.sql.table_names.parsed_tables", lambda sql: None)
     assert [relation.name for relation in relations(sql)] == names

@@ -17,10 +17,11 @@ from klamm.errors import KlammError
 from klamm.spark.pipeline.failures import failure_of
 from klamm.spark.pipeline.run import check_checkpoint
 from klamm.spark.pipeline.yaml_file import read_yaml
-from klamm.spark.tables.batch_offsets import BatchOffsets, batch_offsets, from_metadata
+from klamm.spark.source.batch_offsets import BatchOffsets, batch_offsets, from_metadata
+from klamm.spark.source.checkpoint_locations import CheckpointError
 from klamm.spark.tables.commits import BatchOfFiles, commit
 from klamm.spark.tables.delta import TableLayout, parse_options
-from klamm.spark.tables.existing import CheckpointError, may_append, queries_of, refuse_new_query
+from klamm.spark.tables.existing import may_append, queries_of, refuse_new_query
 from klamm.spark.tables.parquet_files import ParquetFiles
 from klamm.spark.tables.table_definition import load_definition
 

@@ -214,7 +214,7 @@ def test_a_log_with_a_damaged_head_is_not_emptied(tmp_path: Path) -> None:
 
 
 def test_missing_snapshots_stop_the_start(tmp_path: Path) -> None:
-    """A log that was begun at change 8 and is empty says that there were seven changes."""
+    """An empty log that was begun at change 8 proves that there were seven changes."""
     log_path(tmp_path, 8).write_bytes(MAGIC)
     with pytest.raises(DamagedError, match="a log is missing"):
         recovered(tmp_path)

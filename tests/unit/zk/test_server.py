@@ -16,7 +16,7 @@ import pytest
 from klamm.zk.model.jute import NOTIFICATION_XID, PING_XID, OpCode, buffer_bytes, string_bytes
 from klamm.zk.model.ops import Code, EventType
 from klamm.zk.server.main import EmbeddedZooKeeperThread, main
-from klamm.zk.server.server import EmbeddedZooKeeper, ServerBounds
+from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
 from klamm.zk.server.txnlog import DataDirError
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 
@@ -195,7 +195,7 @@ def test_four_letter_words(server: EmbeddedZooKeeperThread) -> None:
 
 
 def test_connections_of_a_host_are_limited(tmp_path: Path) -> None:
-    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, bounds=ServerBounds(max_connections_per_host=2)).start()
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, options=ServerOptions(max_connections_per_host=2)).start()
     with RawClient(server.port) as first, RawClient(server.port) as second:
         first.connect()
         second.connect()

@@ -19,9 +19,9 @@ from klamm.zk.model.ops import Acl, Code, Create, GetData, Id, SetAcl, SetData
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server.log_records import MAGIC, LogRecord, encode_record, frame, frames
 from klamm.zk.server.main import EmbeddedZooKeeperThread
-from klamm.zk.server.server import ServerBounds
+from klamm.zk.server.server import ServerOptions
 from klamm.zk.server.tree_snapshot import dump_tree, load_tree
-from klamm.zk.server.txnlog import DataDir, DataDirError, compact, log_path, numbered, snapshot_path
+from klamm.zk.server.txnlog import DataDir, DataDirError, compact, load_snapshot, log_path, numbered, snapshot_path
 from tests.unit.zk.raw_client import RawClient, create_body
 
 START_TIMEOUT_S = 60
@@ -125,6 +125,26 @@ def test_a_damaged_snapshot_stops_the_start(tmp_path: Path) -> None:
         recovered(tmp_path)
 
 
+def test_the_error_says_where_a_snapshot_is_damaged(tmp_path: Path) -> None:
+    path = snapshot_path(tmp_path, 5)
+    whole = MAGIC + b"".join(map(frame, dump_tree(ZnodeTree())))
+    flipped = bytearray(whole)
+    flipped[-1] ^= 1
+    last = len(whole) - len(frame(b"E"))
+    for content, problem in (
+        (b"nonsense" + whole, "it does not begin like a snapshot"),
+        (bytes(flipped), f"is damaged at byte {last} of {len(whole)}"),
+        (whole[:-1], f"is damaged at byte {last} of {len(whole) - 1}"),
+        (whole[:last], "its end is missing"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataDirError) as error:
+            load_snapshot(path, ZnodeTree())
+        assert problem in str(error.value)
+    path.write_bytes(whole)
+    load_snapshot(path, ZnodeTree())
+
+
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirError, match="cannot be used"):
@@ -187,7 +207,7 @@ def test_compaction_covers_closed_logs_only(tmp_path: Path) -> None:
 
 def test_a_running_server_rolls_and_compacts(tmp_path: Path) -> None:
     server = EmbeddedZooKeeperThread(
-        tmp_path, bounds=ServerBounds(roll_bytes=10_000), min_session_timeout_ms=40, fsync=False
+        tmp_path, options=ServerOptions(roll_bytes=10_000), min_session_timeout_ms=40, fsync=False
     ).start()
     with RawClient(server.port) as client:
         client.connect()
@@ -207,7 +227,7 @@ def test_a_disk_error_while_compacting_costs_nothing_but_the_compaction(
 ) -> None:
     monkeypatch.setattr("klamm.zk.server.snapshot_process.COMPACTION_RETRY_MS", 0)
     server = EmbeddedZooKeeperThread(
-        tmp_path, bounds=ServerBounds(roll_bytes=10_000), min_session_timeout_ms=40, fsync=False
+        tmp_path, options=ServerOptions(roll_bytes=10_000), min_session_timeout_ms=40, fsync=False
     ).start()
     real, failures = DataDir.new_log, iter(range(2))
 
@@ -241,6 +261,26 @@ def test_a_log_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: 
             data_dir.new_log(7)
     assert numbered(tmp_path, "log") == []
     data_dir.close()
+
+
+def test_the_log_of_a_killed_server_is_on_disk_before_a_new_one_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power failure could keep the new log and not the end of the old one: the start would refuse both."""
+    log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1) + record(2, "/a"))
+    synced: list[tuple[str, list[int]]] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{fd}"), numbered(tmp_path, "log")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    server = EmbeddedZooKeeperThread(tmp_path)
+    server.start()
+    server.stop()
+    assert synced[0] == (str(log_path(tmp_path, 1)), [1])
+    assert (str(log_path(tmp_path, 3)), [1, 3]) in synced
 
 
 @contextmanager

@@ -112,7 +112,7 @@ class Topics(Mapping[str, Mapping[int, ReplicaAssignment]]):
             self._names[topic_id] = topic
 
     def propose_id(self, topic: str, topic_id: UUID) -> None:
-        """An id that is being written to ZooKeeper; `put` makes it known under both names when it is there."""
+        """Note an id that is being written to ZooKeeper. Once it is stored, `put` makes it known in both directions."""
         self._ids[topic] = topic_id
 
     def put_assignment(self, tp: TopicPartition, assignment: ReplicaAssignment) -> None:

@@ -72,7 +72,9 @@ class PartitionStates:
         return LeadershipChange(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
 
     def check_balance(self, tp: TopicPartition) -> None:
-        """Note whether a replica other than the preferred one leads; for changes of assignments and deletions, too."""
+        """Note whether a replica other than the preferred one leads. Called after changes of assignments and deletions,
+        too.
+        """
         if self._is_imbalanced(tp):
             self._imbalanced.add(tp)
         else:

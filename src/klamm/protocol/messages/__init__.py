@@ -1,6 +1,6 @@
 """Every message, one module per API.
 
-`BY_KEY` maps an API key to its (request, response) classes; asking for it imports them all.
+`BY_KEY` maps an API key to its (request, response) classes; its first use imports all modules.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _load(module: str, api: str) -> tuple[type[Message], type[Message]]:
 
 @cache
 def request_class(api_key: int) -> type[Message]:
-    """The request class of one API, without importing the others."""
+    """Return the request class of one API without importing the others."""
     return _load(*MODULES[api_key])[0]
 
 

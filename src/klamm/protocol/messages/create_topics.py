@@ -1,6 +1,6 @@
 """CreateTopics (key 19), versions 0-7, flexible from 5.
 
-Creates topics with a partition count or a manual assignment. From v5 on the response describes what was made.
+Creates topics with a partition count or a manual assignment. From v5 on the response describes the created topics.
 """
 
 from __future__ import annotations

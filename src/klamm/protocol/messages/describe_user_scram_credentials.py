@@ -1,6 +1,6 @@
 """DescribeUserScramCredentials (key 50), version 0, always flexible.
 
-Which SCRAM mechanisms users have, never the credentials themselves.
+Returns the SCRAM mechanisms of users, never the credentials themselves.
 """
 
 from __future__ import annotations

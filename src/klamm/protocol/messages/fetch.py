@@ -1,8 +1,8 @@
 """Fetch (key 1), versions 0-17, flexible from 12.
 
-Reads record batches, for consumers and for followers. v3 bounds the whole response, v4 brings isolation levels, v7
-fetch sessions, v9 leader epochs, v12 divergence of followers; from v13 on topics are named by id, v15 moves the
-replica's id into a tagged struct.
+Reads record batches, for consumers and for followers. v3 limits the whole response; v4 adds isolation levels, v7 fetch
+sessions, v9 leader epochs, v12 divergence of followers; from v13 on topics are named by id; v15 moves the replica's id
+into a tagged struct.
 """
 
 from __future__ import annotations

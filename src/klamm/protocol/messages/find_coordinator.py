@@ -1,7 +1,7 @@
 """FindCoordinator (key 10), versions 0-6, flexible from 3.
 
-Which broker coordinates a group or a transactional id. From v4 on one request asks for several keys, and each is
-answered.
+Returns the broker that coordinates a group or a transactional id. From v4 on one request asks for several keys, and
+each is answered.
 """
 
 from __future__ import annotations

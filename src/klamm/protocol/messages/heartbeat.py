@@ -1,6 +1,6 @@
 """Heartbeat (key 12), versions 0-4, flexible from 4.
 
-A member says that it is alive and hears whether the group rebalances.
+A member reports that it is alive, and learns whether the group rebalances.
 """
 
 from __future__ import annotations

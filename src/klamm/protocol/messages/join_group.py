@@ -1,7 +1,7 @@
 """JoinGroup (key 11), versions 0-9, flexible from 6.
 
-A member enters a group and waits for the generation to form. The leader's answer holds every member's metadata. v4
-makes new members come back with the id they are given, v5 brings static membership.
+A member enters a group and waits for the generation to form. The leader's answer contains every member's metadata. From
+v4 on new members join again with the id that they receive; v5 adds static membership.
 """
 
 from __future__ import annotations

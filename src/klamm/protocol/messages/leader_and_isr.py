@@ -1,7 +1,7 @@
 """LeaderAndIsr (key 4), versions 0-7, flexible from 4.
 
-The controller tells a broker which replicas it holds, who leads them and under which epochs. Partitions stand in one
-flat list before v2 and under their topics afterwards; topic ids come with v5.
+The controller sends a broker its replicas with their leaders and epochs. Partitions are one flat list before v2 and
+grouped by topic afterwards; v5 adds topic ids.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OffsetDelete (key 47), version 0, never flexible.
 
-Forgets committed offsets of a group for topics that it no longer reads.
+Deletes committed offsets of a group for topics that it no longer reads.
 """
 
 from __future__ import annotations

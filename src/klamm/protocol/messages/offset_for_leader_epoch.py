@@ -1,6 +1,6 @@
 """OffsetForLeaderEpoch (key 23), versions 0-4, flexible from 4.
 
-Where a leader epoch ends in the leader's log: what followers and consumers truncate to.
+Returns where a leader epoch ends in the leader's log. Followers and consumers truncate there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from klamm.protocol.wire import Array, Int16, Int32, Int64, Message, String, Str
 DEBUGGING_CONSUMER: Final = -2
 """The replica id of a request that any replica answers, not only the leader."""
 LATEST_EPOCH: Final = 2**31 - 1
-"""As the leader epoch of a debugging consumer: the epoch of the last record, and where the log ends."""
+"""As the leader epoch of a debugging consumer, it requests the epoch of the last record and the end of the log."""
 
 
 @message

@@ -1,7 +1,8 @@
-"""Produce (key 0), versions 0-11, flexible from 9.
+"""Produce (key 0), versions 0-12, flexible from 9.
 
 Appends record batches to partitions. With acks 0 the broker sends no response at all. Record formats: v0-1 take message
-sets of magic 0, v2 of magic 1, v3 and later batches of magic 2; transactions begin at v3 and zstd at v7.
+sets of magic 0, v2 of magic 1, v3 and later batches of magic 2; transactions begin at v3, zstd at v7 and
+TRANSACTION_ABORTABLE at v11. From v12 on the leader adds the partitions of a transaction (KIP-890).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TopicProduceData(Struct):
 class ProduceRequest(Message):
     KEY = 0
     FLEXIBLE = 9
-    VERSIONS = range(0, 12)
+    VERSIONS = range(0, 13)
 
     transactional_id: NullableString = since(3, default=None)
     acks: Int16
@@ -87,7 +88,7 @@ class NodeEndpoint(Struct):
 class ProduceResponse(Message):
     KEY = 0
     FLEXIBLE = 9
-    VERSIONS = range(0, 12)
+    VERSIONS = range(0, 13)
 
     responses: Array[TopicProduceResponse]
     throttle_time_ms: Int32 = since(1, default=0)

@@ -1,7 +1,7 @@
 """StopReplica (key 5), versions 0-4, flexible from 2.
 
-The controller tells a broker to stop, and perhaps delete, replicas. The deletion mark is one for the whole request
-before v3 and one a partition afterwards.
+The controller makes a broker stop replicas, and delete them if requested. The deletion flag is per request before v3
+and per partition afterwards.
 """
 
 from __future__ import annotations

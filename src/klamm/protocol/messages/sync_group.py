@@ -1,6 +1,6 @@
 """SyncGroup (key 14), versions 0-5, flexible from 4.
 
-The leader hands in the assignment and every member collects its own.
+The leader sends the assignment, and every member receives its own part.
 """
 
 from __future__ import annotations

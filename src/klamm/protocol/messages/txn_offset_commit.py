@@ -1,6 +1,7 @@
-"""TxnOffsetCommit (key 28), versions 0-4, flexible from 3.
+"""TxnOffsetCommit (key 28), versions 0-5, flexible from 3.
 
-Commits a group's offsets as part of a transaction. Member and generation are checked from v3 on.
+Commits a group's offsets as part of a transaction. Member and generation are checked from v3 on; v5 (KIP-890) adds the
+offsets partition to the transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class TxnOffsetCommitRequestTopic(Struct):
 class TxnOffsetCommitRequest(Message):
     KEY = 28
     FLEXIBLE = 3
-    VERSIONS = range(0, 5)
+    VERSIONS = range(0, 6)
 
     transactional_id: String
     group_id: String
@@ -54,7 +55,7 @@ class TxnOffsetCommitResponseTopic(Struct):
 class TxnOffsetCommitResponse(Message):
     KEY = 28
     FLEXIBLE = 3
-    VERSIONS = range(0, 5)
+    VERSIONS = range(0, 6)
 
     throttle_time_ms: Int32 = 0
     topics: Array[TxnOffsetCommitResponseTopic]

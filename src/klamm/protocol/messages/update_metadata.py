@@ -1,7 +1,7 @@
 """UpdateMetadata (key 6), versions 0-8, flexible from 6.
 
-The controller's view of the cluster for every broker's metadata cache. Partitions stand in one flat list before v5 and
-under their topics afterwards. In an endpoint the port comes before the host.
+The controller's view of the cluster for every broker's metadata cache. Partitions are one flat list before v5 and
+grouped by topic afterwards. In an endpoint the port comes before the host.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""WriteTxnMarkers (key 27), versions 0-1, flexible from 1.
+"""WriteTxnMarkers (key 27), versions 0-2, flexible from 1.
 
-The transaction coordinator has commit or abort markers written to partitions.
+The transaction coordinator has commit or abort markers written to partitions. v2 says which version
+of transactions a marker ends (KIP-1228).
 """
 
 from __future__ import annotations
 
-from klamm.protocol.wire import Array, Bool, Int16, Int32, Int64, Message, String, Struct, message
+from klamm.protocol.wire import Array, Bool, Int8, Int16, Int32, Int64, Message, String, Struct, message, since
 
 
 @message
@@ -21,13 +22,14 @@ class WritableTxnMarker(Struct):
     transaction_result: Bool
     topics: Array[WritableTxnMarkerTopic]
     coordinator_epoch: Int32
+    transaction_version: Int8 = since(2, default=0)
 
 
 @message
 class WriteTxnMarkersRequest(Message):
     KEY = 27
     FLEXIBLE = 1
-    VERSIONS = range(0, 2)
+    VERSIONS = range(0, 3)
 
     markers: Array[WritableTxnMarker]
 
@@ -54,6 +56,6 @@ class WritableTxnMarkerResult(Struct):
 class WriteTxnMarkersResponse(Message):
     KEY = 27
     FLEXIBLE = 1
-    VERSIONS = range(0, 2)
+    VERSIONS = range(0, 3)
 
     markers: Array[WritableTxnMarkerResult]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from klamm.errors import KlammError
+from klamm.security.redaction import SPARK_REDACTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +45,7 @@ WHY: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stateStore.providerClass": "state outside of the heap; transformWithState needs it",
     "spark.sql.shuffle.partitions": "one per core: more would only cost time in every micro-batch",
     "spark.sql.python.filterPushdown.enabled": "filters on offset, partition, time, topic and key reach the source",
+    "spark.redaction.regex": "plans and the web UI hide the secrets of Kafka's clients too",
     "spark.speculation": "a second copy of a task would write its rows twice",
     "spark.ui.showConsoleProgress": "klamm shows progress itself",
 }
@@ -123,6 +125,7 @@ def settings(master: str = "local[*]") -> dict[str, str]:
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
         "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.redaction.regex": SPARK_REDACTION,
         "spark.speculation": "false",
         "spark.ui.showConsoleProgress": "false",
     }

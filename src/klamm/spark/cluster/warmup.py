@@ -4,13 +4,15 @@ from __future__ import annotations
 
 
 def warmup() -> int:
-    """Decode a few records with every column, so that every kernel is compiled. Returns the number of records."""
+    """Decode and encode a few records, so that every kernel is compiled. Returns the number of decoded records."""
     import pyarrow as pa
 
+    from klamm.client.transactional_producer import RecordSet
     from klamm.model import TopicPartition
     from klamm.protocol.record_batch import Header, Record, build_batch
     from klamm.spark.decode.batch_scan import NothingAborted, scan
     from klamm.spark.decode.record_columns import RecordDecoder
+    from klamm.spark.sink.row_batches import RowBatches
     from klamm.spark.source.topic_schema import ARROW_TYPES
 
     tp = TopicPartition("warmup", 0)
@@ -18,4 +20,8 @@ def warmup() -> int:
     chunk = scan(memoryview(build_batch(rows)), tp)
     schema = pa.schema([pa.field(name, kind) for name, kind in ARROW_TYPES.items()])
     decoder = RecordDecoder(tp, schema, batch_bytes=1 << 20)
+    encoded: list[dict[TopicPartition, RecordSet]] = []
+    encoder = RowBatches(encoded.append, lambda _: 1, batch_bytes=1 << 20, memory_bytes=1 << 20)
+    encoder.add("warmup", pa.record_batch({"key": pa.array([b"key"]), "value": pa.array([b"value"])}))
+    encoder.close()
     return sum(batch.num_rows for batch in decoder.decode(chunk, 0, len(rows), NothingAborted()))

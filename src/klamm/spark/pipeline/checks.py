@@ -10,6 +10,7 @@ from typing import Final
 from klamm.spark.pipeline.fields import check_name
 from klamm.spark.pipeline.options import SET_ELSEWHERE, Columns, sink_problems, source_problems
 from klamm.spark.pipeline.pipeline_model import (
+    GUARANTEES,
     ON_ERROR,
     PipelineSpec,
     Sink,
@@ -25,7 +26,7 @@ from klamm.spark.sql.table_names import SqlTextError, relations
 from klamm.spark.suggestion import suggestion
 
 _TABLE_ONLY: Final = ("partition_by_date", "compact_every", "bad_records", "append_to_existing")
-_TOPIC_ONLY: Final = ("key", "value")
+_TOPIC_ONLY: Final = ("key", "value", "guarantee")
 
 
 def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
@@ -40,7 +41,7 @@ def checked(spec: PipelineSpec, problems: list[Problem]) -> PipelineSpec:
         problems += [*_source(source), *wrong]
     for sink in spec.sinks:
         problems += [*_sink(sink, names), *sink_problems(sink, columns.get(sink.view, {}))]
-    problems += _shared_targets(spec.sinks)
+    problems += [*_shared_targets(spec.sinks), *_shared_prefixes(spec.sinks)]
     problems += _parts_that_are_missing(spec)
     if cycle := find_cycle({view.name: view.inputs for view in views}):
         line = next(view.line for view in views if view.name == cycle[0])
@@ -152,8 +153,27 @@ def _sink(sink: Sink, names: set[str]) -> Iterator[Problem]:
         yield Problem(sink.line_of("mode"), f"{what}: a table accepts only mode append, not {sink.mode}.")
     if sink.topic is not None:
         yield from _options(sink, what, WRITE)
+        yield from _guarantee(sink, what)
     elif sink.format == "delta":  # Parquet is Spark's own sink, which checks its options itself
         yield from _options(sink, what, TABLE)
+
+
+def _guarantee(sink: Sink, what: str) -> Iterator[Problem]:
+    if sink.guarantee is not None and sink.guarantee not in GUARANTEES:
+        yield Problem(sink.line_of("guarantee"), f"{what}: 'guarantee' is {' or '.join(GUARANTEES)}.")
+    for name in sink.options:
+        if name.lower() == "guarantee" and sink.guarantee is not None:
+            yield Problem(sink.line_of(f"options.{name}"), f"{what} has 'guarantee' twice: as a key and as an option.")
+
+
+def _shared_prefixes(sinks: tuple[Sink, ...]) -> Iterator[Problem]:
+    """Two queries with one prefix would take the sink from each other."""
+    first: dict[str, Sink] = {}
+    for sink in sinks:
+        for name, prefix in sink.options.items():
+            if name.lower() == "transactionalidprefix" and (earlier := first.setdefault(prefix, sink)) is not sink:
+                line = sink.line_of(f"options.{name}")
+                yield Problem(line, f"sink {sink.name!r} has the transactionalIdPrefix of sink {earlier.name!r}.")
 
 
 def _shared_targets(sinks: tuple[Sink, ...]) -> Iterator[Problem]:

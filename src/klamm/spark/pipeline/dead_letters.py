@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,6 @@ import pyarrow as pa
 from klamm.model import TopicPartition
 from klamm.spark.pipeline.pipeline_model import PipelineSpec, Source, View, dead_letters_of
 from klamm.spark.pipeline.poison import PoisonRecord
-from klamm.spark.query.checkpoint_locations import local_path
 from klamm.spark.tables.table_paths import local_path as table_path
 
 if TYPE_CHECKING:
@@ -39,15 +38,6 @@ SCHEMA: Final = pa.schema(
 )
 
 Location = tuple[TopicPartition, int]
-
-
-def query_id_of(checkpoint: str) -> str:
-    """Return the id of the query on a local checkpoint; empty if it has not started yet."""
-    root = local_path(checkpoint)
-    try:
-        return str(json.loads((root / "metadata").read_text())["id"]) if root is not None else ""
-    except (OSError, ValueError, KeyError):
-        return ""
 
 
 class DeadLetters:
@@ -80,25 +70,28 @@ class DeadLetters:
 
 
 def letters(
-    spark: SparkSession, servers: str, records: Sequence[PoisonRecord], *, sink: str, query_id: str
+    spark: SparkSession, brokers: Mapping[str, str], records: Sequence[PoisonRecord], *, sink: str, query_id: str
 ) -> pa.Table:
-    """Return the rows of failing records: key, value and timestamp are read again from the topics."""
+    """Return the rows of failing records: key, value and timestamp are read again from the topics.
+
+    `brokers` are the read options with their addresses and settings of security.
+    """
     reasons = {(record.at.tp, record.at.start): record.reason for record in records}
     rows: list[dict[str, Any]] = []
     for tp in sorted({tp for tp, _ in reasons}):
         offsets = [offset for other, offset in reasons if other == tp]
-        for row in _read(spark, servers, tp, offsets).to_pylist():
+        for row in _read(spark, brokers, tp, offsets).to_pylist():
             found = {f"_{name}": row[name] for name in ("topic", "partition", "offset", "timestamp")}
             found |= {"key": row["key"], "value": row["value"], "_error": reasons[(tp, row["offset"])]}
             rows.append({**found, "_sink": sink, "_query_id": query_id})
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _read(spark: SparkSession, servers: str, tp: TopicPartition, offsets: list[int]) -> pa.Table:
+def _read(spark: SparkSession, brokers: Mapping[str, str], tp: TopicPartition, offsets: list[int]) -> pa.Table:
     from pyspark.sql import functions as F
 
     options = {
-        "kafka.bootstrap.servers": servers,
+        **brokers,
         "assign": json.dumps({tp.topic: [tp.partition]}),
         "startingOffsets": json.dumps({tp.topic: {str(tp.partition): min(offsets)}}),
         "endingOffsets": json.dumps({tp.topic: {str(tp.partition): max(offsets) + 1}}),

@@ -18,10 +18,10 @@ from klamm.spark.pipeline.dead_letters import Location, is_none_of
 from klamm.spark.pipeline.failures import is_data_error, spark_sentence
 from klamm.spark.pipeline.options import reading_options
 from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink, Source, View
-from klamm.spark.pipeline.poison import PoisonRecord, Ranges, search, size, told
-from klamm.spark.query.checkpoint_locations import local_path
+from klamm.spark.pipeline.poison import PoisonRecord, Ranges, describe_ranges, search, size
+from klamm.spark.source.batch_offsets import batch_offsets
+from klamm.spark.source.checkpoint_locations import local_path
 from klamm.spark.source.source_offsets import OffsetRange, parse_source_offset, to_json
-from klamm.spark.tables.batch_offsets import batch_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,10 +114,12 @@ class Diagnostician:
         assemble: Assemble,
         aside: Collection[Location] = (),
         is_over: Callable[[], bool] = lambda: False,
+        client: Mapping[str, str] | None = None,
     ) -> None:
         self._spec = spec
         self._spark = spark
         self._servers = servers
+        self._client = client
         self._assemble = assemble
         self._aside = aside
         self._is_over = is_over
@@ -127,7 +129,7 @@ class Diagnostician:
         if batch is None:
             return Diagnosis(None, (), "")
         everything = [r for ranges in batch for r in ranges if r.size > 0]
-        unknown = Diagnosis(None, (), told(everything))
+        unknown = Diagnosis(None, (), describe_ranges(everything))
         if not 0 < size(everything) <= MAX_BATCH:
             return unknown
         upstream = self._spec.upstream(sink.view)
@@ -170,11 +172,13 @@ class Diagnostician:
                     records += found.records
             if records:
                 break
-        return Diagnosis(failing, tuple(records), told([r for ranges in batch for r in ranges if r.size > 0]))
+        return Diagnosis(
+            failing, tuple(records), describe_ranges([r for ranges in batch for r in ranges if r.size > 0])
+        )
 
     def _frame(self, source: Source, ranges: Ranges) -> DataFrame:
         """Return the records of the batch as a DataFrame that is read once; a static source as in the query."""
-        given = reading_options(source, self._servers)
+        given = reading_options(source, self._servers, self._client)
         if source.static:
             return self._spark.read.format("klamm").options(**given).load()
         kept = {name: value for name, value in given.items() if not name.lower().startswith(_BATCH_ONLY)}

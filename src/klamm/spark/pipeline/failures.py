@@ -19,6 +19,8 @@ _STATE_CHANGED: Final = (
     "sources in the checkpoint offsets",
     "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
 )
+_FINAL: Final = ("CheckpointError: ", "OptionError: ", "TakenOverError: ", "TornBatchError: ")
+"""Errors that the next run would meet again, or that mean that another run writes."""
 _PLAN: Final = "\n=== Streaming Query ==="
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'\s+File "([^"]+)", line (\d+)')
@@ -100,12 +102,12 @@ def python_exception(text: str, file: str = "") -> str | None:
 
 def _exception(line: str, following: Iterator[str]) -> str:
     """`DataLossError: text` of `klamm.spark.source.range_fetch.DataLossError: text`."""
-    kind, colon, told = line.partition(":")
+    kind, colon, message = line.partition(":")
     kind = kind.rpartition(".")[2]
     if kind == "Py4JJavaError":
         # The JVM's error is in the next line: `: java.io.IOException: No space left on device`.
         return next(following, line).lstrip(": ").strip()
-    return f"{kind}{colon}{told}".strip()
+    return f"{kind}{colon}{message}".strip()
 
 
 def _is_same(path: str, file: str) -> bool:
@@ -124,7 +126,7 @@ def failure_of(error: BaseException, file: str, sink: str) -> Failure:
     if "DataLossError: " in text:
         # Deleted records do not come back, and a fresh start may not notice the loss.
         return Failure(f"{reason} That is an option of the source; {reset} starts over with what there is.", True)
-    if "CheckpointError: " in text or "OptionError: " in text:
+    if any(sign in text for sign in _FINAL):
         return Failure(reason, True)
     return Failure(reason, "AnalysisException" in text, _batch(text) if _is_mistake(text, reason, file) else "")
 

@@ -38,8 +38,13 @@ _OPTION: Final = re.compile(r"'([\w.]+)'")
 _DATES: Final = ("timestamp", "timestamp_ntz", "date")
 
 
-def reading_options(source: Source, servers: str) -> dict[str, str]:
-    """Raise KlammError for a missing or unreadable schema."""
+def prefixed(client: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of Kafka's clients as options of `format("klamm")`."""
+    return {f"kafka.{name}": value for name, value in client.items()}
+
+
+def reading_options(source: Source, servers: str, client: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Raise KlammError for a missing or unreadable schema. `client` are settings of security for all sources."""
     from klamm.spark.dataframes import value_options
 
     options = {
@@ -47,6 +52,7 @@ def reading_options(source: Source, servers: str) -> dict[str, str]:
         "startingOffsets": source.starting_offsets,
         "subscribe": source.topic,
         "subscribePattern": source.pattern,
+        **prefixed(client or {}),
         **source.options,
         **value_options(source.format, source.schema, source.schema_file, source.options.get("valueMessage")),
     }
@@ -123,6 +129,11 @@ def _line_of_option(part: Source | Sink, sentence: str) -> int:
     return part.line
 
 
+def topic_options(sink: Sink) -> dict[str, str]:
+    """Return the options of a sink that writes a topic, with the guarantee that is a key of its own."""
+    return {**sink.options, "guarantee": sink.guarantee} if sink.guarantee is not None else {**sink.options}
+
+
 def sink_problems(sink: Sink, columns: Columns) -> Iterator[Problem]:
     """`columns` are those of the sink's source, if it reads a source directly."""
     what = f"sink {sink.name!r}"
@@ -130,7 +141,8 @@ def sink_problems(sink: Sink, columns: Columns) -> Iterator[Problem]:
         if sink.topic is not None:
             from klamm.spark.sink.write_options import parse
 
-            parse({"kafka.bootstrap.servers": _ANY_SERVERS, "topic": sink.topic, **sink.options})
+            given = {"kafka.bootstrap.servers": _ANY_SERVERS, "topic": sink.topic, **topic_options(sink)}
+            parse(given)
         elif sink.table is not None and sink.format == "delta":
             from klamm.spark.tables.delta import parse_options
 

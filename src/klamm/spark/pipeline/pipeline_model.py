@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 FORMATS: Final = ("raw", "string", "json", "avro", "protobuf")
 MODES: Final = ("append", "update", "complete")
 TABLE_FORMATS: Final = ("delta", "parquet")
+GUARANTEES: Final = ("at_least_once", "exactly_once")
 ON_ERROR: Final = ("fail", "dead_letter")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -147,11 +148,21 @@ class Sink:
     bad_records: str | None = None
     append_to_existing: bool | None = None
     group: str | None = None
+    guarantee: str | None = None
+    """Of a topic: at_least_once, which is the default, or exactly_once."""
     options: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def line_of(self, key: str) -> int:
         return line_of(self, key)
+
+    @property
+    def written(self) -> str:
+        """The guarantee in words."""
+        options = {name.lower(): value for name, value in self.options.items()}
+        guarantee = self.guarantee or options.get("guarantee", GUARANTEES[0])
+        is_delta = self.topic is None and self.format == "delta"
+        return "exactly once" if is_delta or guarantee == GUARANTEES[1] else "at least once"
 
     @property
     def target(self) -> str:

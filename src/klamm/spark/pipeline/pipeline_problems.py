@@ -20,8 +20,8 @@ class PipelineError(KlammError):
     def __init__(self, file: str, problems: Iterable[Problem]) -> None:
         self.file = file
         self.problems = tuple(sorted(set(problems)))
-        super().__init__("\n".join(_told(file, problem) for problem in self.problems))
+        super().__init__("\n".join(_format_problem(file, problem) for problem in self.problems))
 
 
-def _told(file: str, problem: Problem) -> str:
+def _format_problem(file: str, problem: Problem) -> str:
     return f"{file}:{problem.line}: {problem.reason}" if problem.line else f"{file}: {problem.reason}"

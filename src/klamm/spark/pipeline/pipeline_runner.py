@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from klamm.clock import Clock, SystemClock
 from klamm.errors import KlammError
-from klamm.spark.pipeline.dead_letters import DeadLetters, Location, is_none_of, letters, query_id_of
+from klamm.spark.pipeline.dead_letters import DeadLetters, Location, is_none_of, letters
 from klamm.spark.pipeline.diagnosis import MAX_SECONDS, Diagnosis, Diagnostician, reads
 from klamm.spark.pipeline.failures import failure_of, spark_sentence, start_advice
 from klamm.spark.pipeline.load_file import module_name
-from klamm.spark.pipeline.options import reading_options
+from klamm.spark.pipeline.options import prefixed, reading_options, topic_options
 from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink, Source, Trigger, View
 from klamm.spark.pipeline.plan import stateful_operators
 from klamm.spark.pipeline.shape import QueryShape, shape_of
 from klamm.spark.pipeline.supervise import Failure, is_permanent
+from klamm.spark.source.checkpoint_locations import query_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,13 +42,16 @@ class PipelineRunner:
         trigger: Trigger,
         append_to_existing: bool = False,
         clock: Clock | None = None,
+        client: Mapping[str, str] | None = None,
     ) -> None:
+        """`client` are settings of security for every connection with the brokers."""
         self.spec = spec
         self.is_stopping: Callable[[], bool] = lambda: False
         self._clock = clock or SystemClock()
         self._append_to_existing = append_to_existing
         self._spark = spark
         self._servers = bootstrap_servers
+        self._client = client or {}
         self._trigger = trigger
         self._frames: dict[str, DataFrame] = {}
         self._diagnoses: dict[tuple[str, str], Diagnosis] = {}
@@ -128,8 +132,8 @@ class PipelineRunner:
             try:
                 return self._put_aside(sink, found, query_id_of(checkpoint)) or named
             except Exception as error:
-                told = spark_sentence(error, self.spec.file)
-                return replace(failure, reason=f"{named.reason}; the dead letters were not written: {told}")
+                sentence = spark_sentence(error, self.spec.file)
+                return replace(failure, reason=f"{named.reason}; the dead letters were not written: {sentence}")
         self._diagnoses = {key: found}
         return named
 
@@ -140,7 +144,7 @@ class PipelineRunner:
             return self.is_stopping() or self._clock.monotonic() >= deadline
 
         aside = self._aside(sink)
-        examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble, aside, is_over)
+        examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble, aside, is_over, self._client)
         return examiner.diagnose(sink, checkpoint)
 
     def _put_aside(self, sink: Sink, found: Diagnosis, query_id: str) -> Failure | None:
@@ -151,7 +155,7 @@ class PipelineRunner:
         new = [record for record in found.records if (record.at.tp, record.at.start) not in known]
         if not new or not query_id:
             return None
-        table.add(letters(self._spark, self._servers, new, sink=sink.name, query_id=query_id))
+        table.add(letters(self._spark, self._brokers, new, sink=sink.name, query_id=query_id))
         what = f"record {new[0]}" if len(new) == 1 else f"{len(new)} records, the first at {new[0]},"
         reason = f"view {found.view.name!r} failed, {what} went to the dead letters {table.path}: {new[0].reason}"
         return Failure(reason, moved=len(new))
@@ -166,8 +170,12 @@ class PipelineRunner:
             raise KlammError(f"{place}: {spark_sentence(error, self.spec.file)}") from error
         self._frames[step.name] = frame
 
+    @property
+    def _brokers(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self._servers, **prefixed(self._client)}
+
     def _source(self, source: Source) -> DataFrame:
-        given = reading_options(source, self._servers)
+        given = reading_options(source, self._servers, self._client)
         if source.static:
             return self._spark.read.format("klamm").options(**given).load()
         return self._spark.readStream.format("klamm").options(**given).load()
@@ -191,7 +199,7 @@ class PipelineRunner:
             sink.topic,
             bootstrap_servers=self._servers,
             mode=sink.mode,
-            **self._common(sink),
+            **self._common(replace(sink, options={**prefixed(self._client), **topic_options(sink)})),
         )
         return query
 

@@ -93,7 +93,7 @@ def halved(ranges: Ranges) -> tuple[list[OffsetRange], list[OffsetRange]]:
     return left, []
 
 
-def told(ranges: Ranges) -> str:
+def describe_ranges(ranges: Ranges) -> str:
     """`orders-0 offsets 12 to 40, orders-1 offset 3`, the first few."""
     shown = [_one(r) for r in ranges[:5]]
     return ", ".join(shown) + (", ..." if len(ranges) > len(shown) else "")

@@ -64,6 +64,8 @@ class RunOptions:
     session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
     log: str = ""
     append_to_existing: bool = False
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Settings of security, as Kafka's clients name them, for every connection with the brokers."""
 
 
 def check_checkpoint(spec: PipelineSpec, append_to_existing: bool = False) -> None:
@@ -97,7 +99,9 @@ def _counted(things: Sized, name: str) -> str:
 
 
 def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> PipelineRunner:
-    runner = PipelineRunner(spec, spark, options.bootstrap_servers, options.trigger, options.append_to_existing)
+    runner = PipelineRunner(
+        spec, spark, options.bootstrap_servers, options.trigger, options.append_to_existing, client=options.client
+    )
     steps = f"{_counted(spec.sources, 'source')} and {_counted(spec.views, 'view')}"
     options.tell(f"Spark runs, waiting for the plans of {steps}")
     runner.build()
@@ -105,6 +109,8 @@ def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> Pipe
     shapes = ShapeFile(spec.checkpoint)
     shapes.check(spec.file, now)
     shapes.write(now)
+    for sink in spec.sinks:
+        options.tell(f"{sink.name}: writes to {sink.target}, {sink.written}")
     return runner
 
 
@@ -246,7 +252,7 @@ class _Publisher:
         self._clock = clock
         self._due = 0.0
         self._seen: dict[str, tuple[str, int, str]] = {}
-        self._groups = _group_sinks(spec, options.bootstrap_servers)
+        self._groups = _group_sinks(spec, options.bootstrap_servers, options.client)
 
     def publish(self, final: bool = False) -> None:
         now = self._clock.monotonic()
@@ -269,14 +275,14 @@ class _Publisher:
         return state | summary(progress)
 
 
-def _group_sinks(spec: PipelineSpec, servers: str) -> dict[str, list[Sink]]:
+def _group_sinks(spec: PipelineSpec, servers: str, client_options: Mapping[str, str]) -> dict[str, list[Sink]]:
     """Commit the offsets of a sink with a `group`, so that Kafka's tools show its lag."""
     from klamm.client.patience import PROGRESS_COMMIT
     from klamm.spark.query.group_lag import GroupOffsets
     from klamm.spark.source.client_options import task_client
 
     def commit(group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        with task_client(servers) as client, client.within(PROGRESS_COMMIT):
+        with task_client(servers, client_options) as client, client.within(PROGRESS_COMMIT):
             client.commit_offsets(group, offsets)
 
     return {sink.name: [GroupOffsets(sink.group, commit)] for sink in spec.sinks if sink.group is not None}

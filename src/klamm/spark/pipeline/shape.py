@@ -16,7 +16,7 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink
 from klamm.spark.pipeline.state import home_of
-from klamm.spark.query.checkpoint_locations import local_path
+from klamm.spark.source.checkpoint_locations import local_path
 
 _FILE: Final = "klamm-pipeline.json"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.query.checkpoint_locations import local_path
+from klamm.spark.source.checkpoint_locations import local_path
 
 STATE_VARIABLE: Final = "KLAMM_STATE_DIR"
 _LOCK: Final = ".klamm-lock"

@@ -101,9 +101,9 @@ def restart_delay_ms(restart: Restart, failures: int, rng: random.Random) -> flo
 class Supervisor:
     """Call `tick` until it returns False. One permanent failure ends all queries; `failed` names it.
 
-    `tell` receives one line per change. `stop_timeout_s` bounds the wait for a running batch. At most `starts_at_once`
-    queries are in their first batch at a time, for at most `stagger_s` each: a start needs several processes, and Spark
-    gives each of them ten seconds.
+    `report` receives one line per change. `stop_timeout_s` bounds the wait for a running batch. At most
+    `starts_at_once` queries are in their first batch at a time, for at most `stagger_s` each: a start needs several
+    processes, and Spark gives each of them ten seconds.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Supervisor:
         restart: Restart,
         clock: Clock,
         rng: random.Random,
-        tell: Callable[[str], None] = lambda line: None,
+        report: Callable[[str], None] = lambda line: None,
         stop_timeout_s: float = 60.0,
         stagger_s: float = 0.0,
         starts_at_once: int = 1,
@@ -122,7 +122,7 @@ class Supervisor:
         self._restart = restart
         self._clock = clock
         self._rng = rng
-        self._tell = tell
+        self._report = report
         self._stop_timeout_s = stop_timeout_s
         self._stagger_s = stagger_s
         self._starts_at_once = starts_at_once
@@ -143,7 +143,7 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         if self._stop_reason:
-            self._tell(f"stopping after the running batch: {self._stop_reason}")
+            self._report(f"stopping after the running batch: {self._stop_reason}")
             self._stop_reason = ""
         now = self._clock.monotonic()
         for query in self.queries:
@@ -191,24 +191,24 @@ class Supervisor:
             raise
         except Exception as error:
             # An exception of a start is a failure like any other, except that the pipeline's own code may raise it.
-            self._on_failure(query, Failure(_told(error), permanent=is_permanent(error)), now)
+            self._on_failure(query, Failure(_describe(error), permanent=is_permanent(error)), now)
             return
         query.state = State.RUNNING
         query.started_at = now
         query.has_run = False
-        self._tell(f"{query.name}: {'restarted' if query.restarts else 'started'}, waiting for its first batch")
+        self._report(f"{query.name}: {'restarted' if query.restarts else 'started'}, waiting for its first batch")
 
     def _look(self, query: Supervised, now: float) -> None:
         assert query.run is not None
         if query.run.is_active():
             if not query.has_run and query.run.batches() > 0:
                 query.has_run = True
-                self._tell(f"{query.name}: running, first batch done after {now - query.started_at:.1f} s")
+                self._report(f"{query.name}: running, first batch done after {now - query.started_at:.1f} s")
             return
         failure = query.run.failure()
         if failure is None:
             query.state = State.FINISHED
-            self._tell(f"{query.name}: finished")
+            self._report(f"{query.name}: finished")
             return
         healthy_s = self._restart.max_delay_ms / 1000
         if query.run.batches() > 0 and now - query.started_at >= healthy_s:
@@ -219,7 +219,7 @@ class Supervisor:
         if failure.moved:
             query.state, query.due_at = State.WAITING, now
             query.restarts += 1
-            self._tell(f"{query.name}: restart: {failure.reason}")
+            self._report(f"{query.name}: restart: {failure.reason}")
             return
         is_same = failure.batch != "" and (query.last_failure, query.last_batch) == (failure.reason, failure.batch)
         query.same_failures = query.same_failures + 1 if is_same else 1
@@ -238,12 +238,12 @@ class Supervisor:
         query.state = State.WAITING
         query.restarts += 1
         query.due_at = now + delay_ms / 1000
-        self._tell(f"{query.name}: failed, restart in {delay_ms / 1000:.1f} s: {failure.reason}")
+        self._report(f"{query.name}: failed, restart in {delay_ms / 1000:.1f} s: {failure.reason}")
 
     def _give_up(self, query: Supervised, reason: str, tries: str = "") -> None:
         query.state = State.FAILED
         self.failed = self.failed or (query.name, reason)
-        self._tell(f"{query.name}: failed{tries}: {reason}")
+        self._report(f"{query.name}: failed{tries}: {reason}")
 
     def _stop(self, query: Supervised, now: float) -> None:
         """Stop a query whose batch is done. The next batch may have begun: it is repeated at the next start."""
@@ -256,7 +256,7 @@ class Supervisor:
         elif (failure := query.run.failure()) is not None:
             query.last_failure = failure.reason
         query.state = State.STOPPED
-        self._tell(f"{query.name}: stopped")
+        self._report(f"{query.name}: stopped")
 
 
 def is_permanent(error: Exception) -> bool:
@@ -267,6 +267,6 @@ def is_permanent(error: Exception) -> bool:
     )
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

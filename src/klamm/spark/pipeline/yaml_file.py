@@ -10,6 +10,7 @@ from klamm.spark.pipeline.checks import checked
 from klamm.spark.pipeline.fields import Fields
 from klamm.spark.pipeline.pipeline_model import (
     FORMATS,
+    GUARANTEES,
     MODES,
     ON_ERROR,
     TABLE_FORMATS,
@@ -61,6 +62,7 @@ _SINK: Final = (
     "bad_records",
     "append_to_existing",
     "group",
+    "guarantee",
     "options",
 )
 
@@ -195,6 +197,7 @@ def _sink(name: str, tree: Table, line: int, problems: list[Problem]) -> Sink:
         bad_records=fields.text("bad_records"),
         append_to_existing=fields.flag("append_to_existing") if fields.has("append_to_existing") else None,
         group=fields.text("group"),
+        guarantee=fields.choice("guarantee", GUARANTEES, GUARANTEES[0]) if fields.has("guarantee") else None,
         options=fields.options("options"),
         lines=fields.lines(),
     )

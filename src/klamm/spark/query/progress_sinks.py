@@ -157,10 +157,12 @@ def exposition(
         if samples:
             lines.extend([f"# TYPE klamm_spark_query_{name} {kind}", *samples])
 
-    told = {_labels(query=name): state for name, state in (states or {}).items()}
-    family("up", "gauge", ((label, state["state"] == "running") for label, state in told.items()))
-    family("state", "gauge", ((f"{label},{_labels(state=str(state['state']))}", 1) for label, state in told.items()))
-    family("restarts_total", "counter", ((label, state["restarts"]) for label, state in told.items()))
+    labelled = {_labels(query=name): state for name, state in (states or {}).items()}
+    family("up", "gauge", ((label, state["state"] == "running") for label, state in labelled.items()))
+    family(
+        "state", "gauge", ((f"{label},{_labels(state=str(state['state']))}", 1) for label, state in labelled.items())
+    )
+    family("restarts_total", "counter", ((label, state["restarts"]) for label, state in labelled.items()))
     known = [(_labels(query=progress.name, id=progress.query_id), progress) for progress in queries.values()]
     family("input_rows_total", "counter", ((label, totals[p.query_id]) for label, p in known))
     family("input_rows_per_second", "gauge", ((label, p.input_rows_per_second) for label, p in known))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import KlammError
-from klamm.spark.source.read_options import refuse_security
+from klamm.security.client_security import PROPERTIES
+from klamm.security.redaction import HiddenSecrets, is_secret
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 PREFIX: Final = "kafka."
+BATCH_OPTION: Final = "klamm.batch"
+"""Set by klamm itself, if it writes a batch of a stream with `df.write`: the number of the batch."""
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "client.id": "klamm-spark",
@@ -49,56 +52,135 @@ _REFUSED: Final[Mapping[str, str]] = {
     "key.serializer": "keys are written as the bytes they are",
     "value.serializer": "values are written as the bytes they are",
     "interceptor.classes": "Python clients have no interceptors",
-    "transactional.id": "transactions come with a later version",
+    "security.providers": "Python clients have no Java security providers",
+    "transactional.id": "guarantee=exactly_once makes an id per task; 'transactionalIdPrefix' is what they begin with",
 }
 _DEFAULT_PARTITIONER: Final = "org.apache.kafka.clients.producer.internals.DefaultPartitioner"
 _MOST_IN_FLIGHT: Final = 5
 """Idempotence preserves the order of at most this many requests in flight."""
 
 
+AT_LEAST_ONCE: Final = "at_least_once"
+EXACTLY_ONCE: Final = "exactly_once"
+TIMEOUT_MS: Final = 900_000
+"""Kafka's default of `transaction.max.timeout.ms`: the longest that brokers accept unless they are configured."""
+_MIN_TIMEOUT_MS: Final = 1000
+_CLIENT: Final = ("client.id", "request.timeout.ms", "retry.backoff.ms")
+"""Settings that klamm's own client has too, under the same names."""
+
+
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
     """`topic` wins over the column of that name; `producer` are settings as librdkafka names them.
 
-    `buffer_memory` bounds the bytes that a task has sent and the brokers have not acknowledged.
+    `buffer_memory` bounds the bytes that a task has sent and the brokers have not acknowledged. The other fields are
+    for exactly-once sinks; `batch` is the number of the batch if a batch of a stream is written by `df.write`.
     """
 
     topic: str | None
-    producer: tuple[tuple[str, str], ...]
+    producer: tuple[tuple[str, str], ...] = field(repr=False)
     buffer_memory: int | None = None
+    is_exactly_once: bool = False
+    sink_id: str | None = None
+    checkpoint: str | None = None
+    transaction_timeout_ms: int = TIMEOUT_MS
+    batch: int | None = None
+    security: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """The options of security, as Kafka names them, without their prefix."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(self.producer)
+
+    @property
+    def all_settings(self) -> dict[str, Any]:
+        """The settings with those of security, for librdkafka. Files are read here, so in each task."""
+        from klamm.security.librdkafka import librdkafka_settings
+        from klamm.spark.source.client_options import client_security
+
+        return {**self.settings, **librdkafka_settings(client_security(dict(self.security)))}
+
+    @property
+    def servers(self) -> str:
+        return self.settings["bootstrap.servers"]
+
+    @property
+    def client(self) -> dict[str, str]:
+        """The settings of klamm's own client."""
+        own = {name: value for name, value in self.producer if name in _CLIENT}
+        return HiddenSecrets({**own, **dict(self.security)})
 
 
 def parse(options: Mapping[str, str]) -> WriterOptions:
     """Parse the options. Raises KlammError and names the missing or wrong option. Names are case-insensitive."""
     given = {name.lower(): value for name, value in options.items()}
-    _check_guarantee(given.get("guarantee", "at_least_once"))
-    refuse_security(given)
+    wants_exactly_once = is_exactly_once(given)
     named = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
     memory = named.pop("buffer.memory", None)
+    if wants_exactly_once:
+        _refuse_weaker(named)
+    timeout_ms = _timeout_ms(named.pop("transaction.timeout.ms", None))
+    security = tuple(sorted((name, named.pop(name)) for name in PROPERTIES & named.keys()))
     producer = _producer(named)
     _try(producer)
     topic = given.get("topic")
     if topic is not None and not topic.strip():
         raise KlammError("Option 'topic' is empty.")
+    batch = given.get(BATCH_OPTION)
     return WriterOptions(
-        topic.strip() if topic is not None else None, producer, None if memory is None else _buffer_memory(memory)
+        topic.strip() if topic is not None else None,
+        producer,
+        None if memory is None else _buffer_memory(memory),
+        wants_exactly_once,
+        sink_id=_sink_id(given.get("transactionalidprefix"), wants_exactly_once),
+        checkpoint=given.get("checkpointlocation"),
+        transaction_timeout_ms=timeout_ms,
+        batch=None if batch is None else int(batch),
+        security=security,
     )
+
+
+def is_exactly_once(options: Mapping[str, str]) -> bool:
+    """Return whether the option `guarantee` says so. Names and the value are case-insensitive."""
+    given = next((value for name, value in options.items() if name.lower() == "guarantee"), AT_LEAST_ONCE)
+    guarantee = given.strip().lower()
+    if guarantee not in (AT_LEAST_ONCE, EXACTLY_ONCE):
+        raise KlammError(f"Option 'guarantee' is at_least_once or exactly_once, not {given!r}.")
+    return guarantee == EXACTLY_ONCE
+
+
+def _refuse_weaker(named: Mapping[str, str]) -> None:
+    """Transactions need idempotence and acks=all, and nothing else is sensible."""
+    if named.get("acks", "all").strip().lower() not in ("all", "-1"):
+        raise KlammError(f"Option '{PREFIX}acks' is {named['acks']}: exactly_once needs all.")
+    if named.get("enable.idempotence", "true").strip().lower() != "true":
+        raise KlammError(f"Option '{PREFIX}enable.idempotence' is false: exactly_once needs it.")
+
+
+def _timeout_ms(text: str | None) -> int:
+    if text is None:
+        return TIMEOUT_MS
+    if not text.strip().isdecimal() or not _MIN_TIMEOUT_MS <= int(text) <= 0x7FFFFFFF:
+        raise KlammError(
+            f"Option '{PREFIX}transaction.timeout.ms' is a number of at least {_MIN_TIMEOUT_MS}, not {text!r}."
+        )
+    return int(text)
+
+
+def _sink_id(text: str | None, is_exactly_once: bool) -> str | None:
+    if text is None:
+        return None
+    if not text.strip():
+        raise KlammError("Option 'transactionalIdPrefix' is empty.")
+    if not is_exactly_once:
+        raise KlammError("Option 'transactionalIdPrefix' has no effect without guarantee=exactly_once.")
+    return text.strip()
 
 
 def _buffer_memory(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise KlammError(f"Option '{PREFIX}buffer.memory' is a number of bytes, not {text!r}.")
     return int(text)
-
-
-def _check_guarantee(guarantee: str) -> None:
-    if guarantee == "exactly_once":
-        raise KlammError(
-            "Option 'guarantee': exactly_once into a topic needs transactions, which come with a later version; "
-            "at_least_once is what there is. Exactly once into a table works now."
-        )
-    if guarantee != "at_least_once":
-        raise KlammError(f"Option 'guarantee' is at_least_once or exactly_once, not {guarantee!r}.")
 
 
 def _producer(named: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -162,6 +244,7 @@ def _try(producer: tuple[tuple[str, str], ...]) -> None:
     kafka_names = {name: kafka_name for kafka_name, name in _RENAMED.items()}
     for name, value in producer:
         if (own := _refusal({name: value})) is not None:
+            own = "its value is invalid" if is_secret(name) else own
             raise KlammError(f"Option '{PREFIX}{kafka_names.get(name, name)}' is refused by the producer: {own}.")
     raise KlammError(f"The {PREFIX}* options are refused by the producer: {reason}.")
 

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from klamm.errors import KlammError
+from klamm.spark.sink.rows import by_topic
 from klamm.spark.sink.write_options import WriterOptions, check_schema, parse
 from klamm.spark.sink.writer_errors import DeliveryError, PermanentWriteError, delivery_error, is_unknown_partition
 from klamm.spark.source.worker import prepare
@@ -57,13 +58,27 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     if overwrite:
         raise KlammError("Save mode overwrite is not allowed for topics: use append.")
     parsed = _checked(options, schema)
-    _check_reachable(dict(parsed.producer)["bootstrap.servers"])
-    return BatchWriter(parsed, schema)
+    _check_reachable(parsed)
+    if not parsed.is_exactly_once:
+        return BatchWriter(parsed, schema)
+    from klamm.spark.sink.transactional_writer import ExactlyOnceBatchWriter
+
+    return ExactlyOnceBatchWriter(parsed)
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """`df.writeStream.format("klamm")`. In output mode complete, all rows of the result are appended in every batch."""
-    return StreamWriter(_checked(options, schema), schema)
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, is_planning: bool = True
+) -> DataSourceStreamWriter:
+    """`df.writeStream.format("klamm")`. In output mode complete, all rows of the result are appended in every batch.
+
+    `is_planning`: tasks will get the writer. Otherwise it commits a batch, or aborts one.
+    """
+    parsed = _checked(options, schema)
+    if not parsed.is_exactly_once:
+        return StreamWriter(parsed, schema)
+    from klamm.spark.sink.transactional_writer import ExactlyOnceStreamWriter, stream_claim
+
+    return ExactlyOnceStreamWriter(parsed, stream_claim(parsed) if is_planning else None)
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> WriterOptions:
@@ -76,14 +91,14 @@ _REACHED: Final[set[str]] = set()
 """Clusters that this process has reached before: tasks wait for them during an outage."""
 
 
-def _check_reachable(servers: str) -> None:
+def _check_reachable(options: WriterOptions) -> None:
     """Raise UnreachableError early, before every task waits `delivery.timeout.ms` for brokers."""
     from klamm.spark.source.client_options import driver_client
 
-    if servers not in _REACHED:
-        with driver_client(servers) as client:
+    if options.servers not in _REACHED:
+        with driver_client(options.servers, dict(options.security)) as client:
             client.metadata(())
-        _REACHED.add(servers)
+        _REACHED.add(options.servers)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -123,19 +138,19 @@ def _raise_failures(messages: list[Any]) -> None:
 
 def write_rows(options: WriterOptions, batches: Iterator[pa.RecordBatch]) -> Written:
     """Send all rows and wait for the brokers. Raises KlammError with topic, partition and reason."""
-    sender = _sender(options.producer)
+    sender = _sender(options)
     prepare()
     chunk_bytes = min(CHUNK_BYTES, (options.buffer_memory or sys.maxsize) // CHUNKS_ON_THE_WAY)
     rows = 0
     try:
         for batch in batches:
-            for topic, part in _by_topic(batch, options.topic):
+            for topic, part in by_topic(batch, options.topic):
                 sender.send(topic, part, chunk_bytes)
             rows += batch.num_rows
         sender.wait()
     except BaseException:
         # Messages still in flight belong to the failed attempt: the next one must start with a new producer.
-        _SENDERS.pop(options.producer).close()
+        _SENDERS.pop(_sender_key(options)).close()
         raise
     return Written(rows)
 
@@ -144,23 +159,28 @@ _SENDERS: Final[dict[tuple[tuple[str, str], ...], Sender]] = {}
 """Producers that later tasks of this worker process reuse: a new one costs several round trips."""
 
 
-def _sender(producer: tuple[tuple[str, str], ...]) -> Sender:
-    if producer not in _SENDERS:
-        _SENDERS[producer] = Sender(producer)
-    return _SENDERS[producer]
+def _sender_key(options: WriterOptions) -> tuple[tuple[str, str], ...]:
+    return options.producer + options.security
+
+
+def _sender(options: WriterOptions) -> Sender:
+    key = _sender_key(options)
+    if key not in _SENDERS:
+        _SENDERS[key] = Sender(options.all_settings)
+    return _SENDERS[key]
 
 
 class Sender:
     """A producer, its messages in flight, and its first error."""
 
-    def __init__(self, settings: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         from confluent_kafka import Producer
 
         self._failure: tuple[str | None, int | None, Any] | None = None
         self._on_the_way: deque[int] = deque(maxlen=CHUNKS_ON_THE_WAY)
         self._producer: Producer = Producer(
             {
-                **dict(settings),
+                **settings,
                 "queue.buffering.max.messages": 10_000_000,
                 "queue.buffering.max.kbytes": 2_097_151,
                 "delivery.report.only.error": True,
@@ -240,23 +260,6 @@ def _header(header: Mapping[str, Any] | None) -> tuple[str, str | bytes | None]:
     if header is None or header["key"] is None:
         raise PermanentWriteError("A row has a header without a key.")
     return header["key"], header["value"]
-
-
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of each topic, in their order."""
-    import pyarrow.compute as pc
-
-    if not batch.num_rows:
-        return
-    if topic is not None:
-        yield topic, batch
-        return
-    column = batch.column("topic")
-    if column.null_count:
-        raise PermanentWriteError("A row has a null topic. Use the option 'topic' to name one topic for all rows.")
-    names = pc.unique(column).to_pylist()
-    for name in names:
-        yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))
 
 
 def _by_partition(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

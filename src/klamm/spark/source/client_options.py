@@ -11,6 +11,9 @@ from klamm.client.cluster_client import ClusterClient
 from klamm.client.connection_pool import ClientConfig
 from klamm.client.patience import CLUSTER_CALL, DRIVER_CALL, Patience
 from klamm.clock import Clock
+from klamm.errors import ConfigError
+from klamm.model import parse_host_port
+from klamm.security.client_security import ClientSecurity
 from klamm.spark.source.read_options import OptionError
 
 _NAME: Final = "klamm-spark"
@@ -53,17 +56,26 @@ def client_config(servers: str, options: Mapping[str, str], call: Patience = CLU
         fetch_max_wait_ms=_number(given, "fetch.max.wait.ms", 500),
         fetch_min_bytes=_number(given, "fetch.min.bytes", 1),
         check_crcs=given.get("check.crcs", "true").strip().lower() != "false",
+        security=client_security(given),
     )
+
+
+def client_security(options: Mapping[str, str]) -> ClientSecurity:
+    """Parse the security options, given without the `kafka.` prefix. Raises OptionError, which shows no secret."""
+    try:
+        return ClientSecurity.from_properties(options)
+    except ConfigError as error:
+        raise OptionError(f"The kafka.* options of security are invalid: {error}") from None
 
 
 def parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
     """Parse `host:port,[::1]:port`. Raises OptionError."""
     found: list[tuple[str, int]] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        host, _, port = part.removeprefix("PLAINTEXT://").rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise OptionError(f"Option 'kafka.bootstrap.servers' is a list of host:port; {part!r} is not.")
-        found.append((host.strip("[]"), int(port)))
+        try:
+            found.append(parse_host_port(part))
+        except ValueError:
+            raise OptionError(f"Option 'kafka.bootstrap.servers' is a list of host:port; {part!r} is not.") from None
     if not found:
         raise OptionError("Option 'kafka.bootstrap.servers' names no broker.")
     return tuple(found)

@@ -47,9 +47,10 @@ READ: Final = (
     "valueSchema",
     "valueSchemaFile",
 )
-WRITE: Final = ("checkpointLocation", "guarantee", "includeHeaders", "topic")
+WRITE: Final = ("checkpointLocation", "guarantee", "includeHeaders", "topic", "transactionalIdPrefix")
 TABLE: Final = ("appendToExisting", "badRecords", "checkpointLocation", "compactEvery", "partitionByDate", "path")
 _OF_SPARK: Final = ("path",)
+_OF_KLAMM: Final = ("klamm.batch",)
 _KAFKA: Final = "kafka."
 
 _log = logging.getLogger("klamm.spark")
@@ -71,7 +72,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def warn_of_unknown(options: Mapping[str, str]) -> None:
     """Warns once per name and process. An option of the other direction is not an error: programs share options."""
-    known = {*READ, *WRITE, *_OF_SPARK}
+    known = {*READ, *WRITE, *_OF_SPARK, *_OF_KLAMM}
     for name in unknown(options, known):
         if name.lower() not in _warned:
             _warned.add(name.lower())

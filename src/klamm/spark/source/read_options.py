@@ -14,6 +14,7 @@ from klamm.errors import KlammError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
 from klamm.protocol.compression import DEFAULT_MAX_DECOMPRESSED_BYTES
+from klamm.security.redaction import HiddenSecrets
 
 T = TypeVar("T")
 
@@ -39,8 +40,8 @@ _REFUSED: Final = {
     "kafka.value.deserializer": "values are always binary; decode them with DataFrame operations or 'valueFormat'",
     "kafka.enable.auto.commit": "offsets are kept in the checkpoint; 'commitGroup' shows them to Kafka's tools",
     "kafka.interceptor.classes": "there are no Java interceptors in a Python client",
+    "kafka.security.providers": "there are no Java security providers in a Python client",
 }
-_SECURITY_PREFIXES: Final = ("kafka.sasl.", "kafka.ssl.", "kafka.security.providers")
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?", re.I)
 _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -195,16 +196,6 @@ def _own_options(given: _Options) -> dict[str, Any]:
     }
 
 
-def refuse_security(options: Mapping[str, str]) -> None:
-    """Raise OptionError for settings of TLS or SASL. Names are in lower case, with their prefix."""
-    protocol = options.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
-    if protocol != "PLAINTEXT":
-        raise OptionError(f"Option 'kafka.security.protocol' is {protocol}: only PLAINTEXT is supported.")
-    for name in options:
-        if name.startswith(_SECURITY_PREFIXES):
-            raise OptionError(f"Option '{name}' is not supported: connections are plain text.")
-
-
 class _Options:
     """The raw options by lower-case name, with one parser per kind of value."""
 
@@ -277,10 +268,11 @@ class _Options:
         for name, why in _REFUSED.items():
             if self.has(name):
                 raise OptionError(f"Option '{name}' is not supported: {why}.")
-        refuse_security(self._values)
 
-    def client(self) -> dict[str, str]:
-        return {name[len("kafka.") :]: value for name, value in self._values.items() if name.startswith("kafka.")}
+    def client(self) -> HiddenSecrets:
+        return HiddenSecrets(
+            {name[len("kafka.") :]: value for name, value in self._values.items() if name.startswith("kafka.")}
+        )
 
 
 def _subscription(given: _Options) -> Subscription:
@@ -410,7 +402,7 @@ def _check_names_assigned(subscription: Subscription, starting: OffsetSpec, endi
             raise OptionError(f"The {side} offsets must name exactly the partitions of 'assign'; they differ in {odd}.")
 
 
-def _client_options(given: _Options) -> dict[str, str]:
+def _client_options(given: _Options) -> HiddenSecrets:
     client = given.client()
     if "group.id" not in client:
         prefix = given.text("groupIdPrefix") if given.has("groupIdPrefix") else DEFAULT_GROUP_ID_PREFIX

@@ -22,9 +22,9 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
-from klamm.spark.query.checkpoint_locations import local_path
-from klamm.spark.tables.batch_offsets import BatchOffsets, from_metadata
-from klamm.spark.tables.existing import QUERY, CheckpointError, refuse_other_queries
+from klamm.spark.source.batch_offsets import BatchOffsets, from_metadata
+from klamm.spark.source.checkpoint_locations import CheckpointError, local_path
+from klamm.spark.tables.existing import QUERY, refuse_other_queries
 from klamm.spark.tables.parquet_files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
 
 _CONFLICTS: Final = 4

@@ -177,7 +177,7 @@ class TableLayout:
 
     def batches(self, messages: list[Any], batch_id: int) -> tuple[BatchOfFiles, BatchOfFiles]:
         """Return the files of all tasks, for the table and for the table of bad records."""
-        from klamm.spark.tables.batch_offsets import batch_offsets
+        from klamm.spark.source.batch_offsets import batch_offsets
         from klamm.spark.tables.commits import BatchOfFiles
 
         query_id = next((message.query_id for message in messages), None)

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from klamm.errors import KlammError
-from klamm.spark.query.checkpoint_locations import local_path
+from klamm.spark.source.checkpoint_locations import CheckpointError, local_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -19,10 +18,6 @@ _ASK: Final = (
     "Restore the checkpoint, or write to a new table. To append anyway, pass --append-to-existing, or set "
     "append_to_existing of the sink."
 )
-
-
-class CheckpointError(KlammError):
-    """The checkpoint of a query does not match its table: records would be lost or written twice."""
 
 
 def refuse_new_query(path: Path, checkpoint: str | Path) -> None:

@@ -6,7 +6,9 @@ import logging
 import random
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+from klamm.model import parse_host_port
 
 log = logging.getLogger(__name__)
 
@@ -14,42 +16,46 @@ DEFAULT_PORT: Final = 2181
 
 
 def address_of(host: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[host]:port`. Raises ValueError for a port that is none."""
-    name, colon, port = host.strip().rpartition(":")
-    if not colon or port.endswith("]"):
-        name, port = host.strip(), ""
-    port = port or str(DEFAULT_PORT)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"zookeeper.connect: {host.strip()!r} is not host:port")
-    return name.strip("[]"), int(port)
+    """Parse `host`, `host:port` or `[host]:port`. Raises ValueError if the port is invalid."""
+    try:
+        return parse_host_port(host, DEFAULT_PORT)
+    except ValueError as error:
+        raise ValueError(f"zookeeper.connect: {error}") from None
 
 
 def addresses_of(hosts: str) -> list[tuple[str, int]]:
-    """Of a list with commas, in which nothing may stand between two of them."""
+    """Parse a list with commas; empty items are ignored."""
     return [address_of(host) for host in hosts.split(",") if host.strip()]
 
 
-def candidates(addresses: Sequence[tuple[str, int]], lost: tuple[str, int] | None) -> Iterator[tuple[str, int]]:
-    """Every address of every host, in an order of chance: sessions spread over the ensemble.
+class Candidate(NamedTuple):
+    """An address to connect to, and the name in the configuration, which a certificate must have."""
 
-    The server that was lost comes last: when it is silent, a session may not have the time to try it first. Names are
-    looked up one by one, because a name service that does not answer takes time as well.
+    address: tuple[str, int]
+    name: str
+
+
+def candidates(addresses: Sequence[tuple[str, int]], lost: tuple[str, int] | None) -> Iterator[Candidate]:
+    """Yield every address of every host in random order, so that sessions spread over the ensemble.
+
+    The server that was lost comes last, because waiting for it first might take longer than the session lives. Names
+    are resolved one at a time, because a name service may be slow too.
     """
-    has_lost = False
+    last: Candidate | None = None
     for host, port in random.sample(addresses, len(addresses)):
         for address in _resolve(host, port):
             if address == lost:
-                has_lost = True
+                last = Candidate(address, host)
             else:
-                yield address
-    if has_lost and lost is not None:
-        yield lost
+                yield Candidate(address, host)
+    if last is not None:
+        yield last
 
 
 def _resolve(host: str, port: int) -> list[tuple[str, int]]:
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the latter: it can be no name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: the text is not a valid host name
         log.debug("%s has no address: %s", host, error)
         return []
     found = [(str(info[4][0]), port) for info in infos]

@@ -30,7 +30,7 @@ def read_result(op: ReadOp, answer: Any) -> ReadResult:
 
 
 def about(error: ZkError, path: str) -> ZkError:
-    """The same error, naming the path as the caller knows it."""
+    """Return the same error with the path that the caller knows."""
     if isinstance(error, ConnectionLoss | SessionExpired):
         return type(error)(path, f"{error.code.name} during a request for {path}")
     return ops.error_for(error.code, path)

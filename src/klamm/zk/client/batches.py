@@ -1,4 +1,4 @@
-"""Lists of paths cut to measure: reads below ZooKeeper's limit of a message, creations with their parents."""
+"""Splits lists of paths into batches: reads below ZooKeeper's size limit, creations with their parents."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 
 MAX_BATCH_BYTES: Final = 900_000
 MAX_BATCH_PATHS: Final = 500
-"""Measured best: larger batches are not faster, and delay other requests longer."""
+"""The best size in measurements: larger batches are not faster, and delay other requests longer."""
 
 
 def path_batches(full_paths: Iterable[str]) -> list[list[str]]:
-    """The paths in order, in pieces whose requests stay below the limit whatever their letters are."""
+    """Return the paths in order, in batches whose requests stay below the limit in any encoding."""
     batches: list[list[str]] = []
     size = MAX_BATCH_BYTES
     for path in full_paths:
@@ -25,7 +25,7 @@ def path_batches(full_paths: Iterable[str]) -> list[list[str]]:
 
 
 def levels_of(paths: Iterable[str]) -> list[str]:
-    """The paths and all their parents once, parents first: `/a/b` gives `/a` and `/a/b`."""
+    """Return the paths and all their parents once, parents first: `/a/b` gives `/a` and `/a/b`."""
     levels: dict[str, None] = {}
     for path in paths:
         for end in (*(i for i, letter in enumerate(path) if letter == "/" and i), len(path)):

@@ -1,4 +1,4 @@
-"""A session for a few questions, asked from any thread and without an event loop."""
+"""A blocking session for a few reads and writes, from any thread and without an event loop."""
 
 from __future__ import annotations
 
@@ -11,27 +11,46 @@ from typing import Any, Self
 from klamm.zk.client.batches import path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
 from klamm.zk.client.client_connection import ConnectionState, SessionCredentials
-from klamm.zk.client.client_requests import MultiRead, Read, Request
+from klamm.zk.client.client_requests import Multi, MultiRead, Read, Request
 from klamm.zk.client.socket_connection import SocketConnection
-from klamm.zk.model.ops import Code, ConnectionLoss, Exists, GetData, MarshallingError, ReadOp
+from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
+from klamm.zk.model.ops import (
+    Code,
+    ConnectionLoss,
+    Exists,
+    GetChildren,
+    GetData,
+    MarshallingError,
+    MultiFailed,
+    NoNode,
+    ReadOp,
+    WriteOp,
+    multi_failure,
+)
 
 
 class BlockingSession:
-    """`with` opens and ends it. With `credentials` it continues that session, if it still exists."""
+    """`with` opens and closes the session. With `credentials` it resumes that session if it still exists."""
 
-    def __init__(self, hosts: str, timeout_s: float, credentials: SessionCredentials | None = None) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        timeout_s: float,
+        credentials: SessionCredentials | None = None,
+        security: ZkSecurity = UNSECURED,
+    ) -> None:
         hosts, prefix = split_hosts(hosts)
-        self._chroot = Chroot(prefix)
+        self._chroot = Chroot(prefix, security.acl_of)
         self._timeout_s = timeout_s
         self._states: queue.SimpleQueue[ConnectionState] = queue.SimpleQueue()
-        self._connection = SocketConnection(hosts, int(timeout_s * 1000), self._states.put, credentials)
+        self._connection = SocketConnection(hosts, int(timeout_s * 1000), self._states.put, credentials, security)
         self.is_known = False
-        """Whether ZooKeeper still knew the session of `credentials`."""
+        """Whether the session of `credentials` still existed."""
         self.is_ended = False
-        """After the end: whether no session is left, as far as ZooKeeper has said."""
+        """After the end: whether ZooKeeper has confirmed that the session is closed."""
 
     def __enter__(self) -> Self:
-        """Raises ConnectionLoss when no server answers in time."""
+        """Raises ConnectionLoss if no server answers in time."""
         self._connection.start()
         try:
             self.is_known = self._states.get(timeout=self._timeout_s) is ConnectionState.CONNECTED
@@ -46,12 +65,20 @@ class BlockingSession:
         self.is_ended = self._connection.stop() or not self.is_known
 
     def get(self, path: str) -> bytes | None:
-        """Raises NoNode, ConnectionLoss."""
+        """Return the data. Raises NoNode or ConnectionLoss."""
         data: bytes | None = self._read(GetData(path))[0]
         return data
 
+    def get_with_version(self, path: str) -> tuple[bytes | None, int]:
+        """Return data and version; None and -1 if the znode does not exist. Raises ConnectionLoss."""
+        try:
+            data, stat = self._read(GetData(path))
+        except NoNode:
+            return None, -1
+        return data or b"", stat.version
+
     def read_many(self, paths: Sequence[str]) -> list[bytes | None]:
-        """The data of each znode, None for one that is missing. Raises ConnectionLoss."""
+        """Return the data of each znode, None for a missing one. Raises ConnectionLoss."""
         batches = path_batches([self._chroot.full(path) for path in paths])
         return [each for batch in batches for each in self._read_batch(batch)]
 
@@ -65,6 +92,16 @@ class BlockingSession:
             half = len(full_paths) // 2
             return self._read_batch(full_paths[:half]) + self._read_batch(full_paths[half:])
         return [None if isinstance(answer, Code) else answer[0] or b"" for answer in answers]
+
+    def get_children(self, path: str) -> tuple[str, ...]:
+        """Return the names of the children. Raises NoNode or ConnectionLoss."""
+        return tuple(self._read(GetChildren(path))[0])
+
+    def write(self, operations: Sequence[WriteOp]) -> None:
+        """Execute all operations or none. Raises MultiFailed, or ConnectionLoss: then they may have happened."""
+        results = self._ask(Multi([self._chroot.enter(op) for op in operations]))
+        if (failure := multi_failure(operations, tuple(results))) is not None:
+            raise MultiFailed(failure)
 
     def exists(self, path: str) -> bool:
         return self._read(Exists(path)) is not None

@@ -20,7 +20,7 @@ class ConnectionState(Enum):
 
 
 class SessionCredentials(NamedTuple):
-    """Id and password of a session: whoever presents them continues it."""
+    """Id and password of a session. A client that presents them can resume it."""
 
     session_id: int
     password: bytes

@@ -1,6 +1,6 @@
-"""ZooKeeper's requests as a client writes them, and their replies as it reads them. Sans-IO.
+"""Encodes ZooKeeper's requests and decodes their replies, without I/O.
 
-A reply that ends too early raises struct.error or MarshallingError: the connection that it came from is given up.
+A truncated reply raises struct.error or MarshallingError, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Request(Protocol):
 
 
 class Read:
-    """One read. Its reply is (data, stat), (children, stat), or for Exists the stat, None when there is no znode."""
+    """One read.
+
+    Its reply is (data, stat), (children, stat), or for Exists the stat, None if the znode does not exist.
+    """
 
     __slots__ = ("op", "type", "watcher")
     _TYPES: ClassVar = {ops.GetData: OpCode.GET_DATA, ops.Exists: OpCode.EXISTS, ops.GetChildren: OpCode.GET_CHILDREN2}
@@ -55,7 +58,7 @@ class Read:
 
 
 class Write:
-    """One write. Its reply is (path, stat) of a Create, the stat of a SetData, and nothing of a Delete."""
+    """One write. Its reply is (path, stat) for a Create, the stat for a SetData, and None for a Delete."""
 
     __slots__ = ("op", "type")
     _TYPES: ClassVar = {ops.Create: OpCode.CREATE2, ops.SetData: OpCode.SET_DATA, ops.Delete: OpCode.DELETE}
@@ -75,7 +78,7 @@ class Write:
 
 
 class Multi:
-    """A transaction; its reply is a list with one result an operation."""
+    """A transaction. Its reply is a list with one result per operation."""
 
     type = OpCode.MULTI
 
@@ -144,7 +147,7 @@ def _known(code: int) -> Code:
 
 
 class MultiRead:
-    """Data and stat of many znodes in one reply (servers from 3.6 on): (data, stat), or the code of its error."""
+    """Reads many znodes at once (servers from 3.6 on). Each result is (data, stat) or an error code."""
 
     type = OpCode.MULTI_READ
 
@@ -190,7 +193,7 @@ class SetWatches:
 
 
 def set_watches(zxid: int, data: Sequence[str], exist: Sequence[str], child: Sequence[str]) -> list[SetWatches]:
-    """In pieces that stay far below the size limit of a request, unless a single path does not."""
+    """Split the watches into requests far below the size limit, unless a single path exceeds it."""
     pieces: list[SetWatches] = []
     lists: tuple[list[str], list[str], list[str]] = ([], [], [])
     size = _WATCHES_BYTES
@@ -206,7 +209,7 @@ def set_watches(zxid: int, data: Sequence[str], exist: Sequence[str], child: Seq
 
 
 class Sync:
-    """Lets the server catch up with the leader of its ensemble before it answers the requests that follow."""
+    """Makes the server catch up with the leader of its ensemble before it answers later requests."""
 
     type = OpCode.SYNC
 

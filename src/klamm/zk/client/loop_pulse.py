@@ -1,8 +1,9 @@
 """Detects a stalled event loop while the connection to ZooKeeper still works.
 
 The connection has a thread of its own, so its pings say nothing about the loops that do the broker's work. Each loop
-beats; the connection's thread looks. A loop that has not beaten for its limit is stalled, and the session, which the
-cluster takes for the broker's life, is given up. One writer, one reader, no locks.
+increments a counter, which the connection's thread checks. A loop whose counter has not changed within its limit is
+stalled, and the session is given up, so that the cluster counts the broker as dead. Each counter has one writer and one
+reader, so there are no locks.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ class LoopPulse:
 
     @classmethod
     def started(cls, name: str, limit_s: float) -> LoopPulse:
-        """Of the running loop."""
+        """Start the pulse of the running loop."""
         pulse = cls(name, asyncio.get_running_loop(), limit_s)
         pulse.beat()
         return pulse
 
     def beat(self) -> None:
-        """Now, and again for as long as the loop turns."""
+        """Increment the counter now, and periodically while the loop runs."""
         if not self.is_stopped:
             self.beats += 1
             self._timer = self._loop.call_later(self.limit_s / BEATS, self.beat)
 
     def stop(self) -> None:
-        """The loop is about to do long work: stop the checks."""
+        """Stop the checks, because the loop is about to do long work."""
         self.is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
 
 class StallWatch:
-    """Sans-IO: the times are the caller's, who looks more often than `LONGEST_LOOK` times per limit.
+    """Without I/O: the caller passes the time, and checks more often than `LONGEST_LOOK` times per limit.
 
-    Time counts only while the caller looks. A process that could not run at all, because the machine slept or it was
-    stopped, finds on its return that nobody has looked: its loops get their time to beat.
+    Time counts only between checks. If the whole process could not run, because it or the machine was suspended,
+    nothing was checked meanwhile, and its loops get time to catch up.
     """
 
     LONGEST_LOOK: Final = 10
@@ -63,7 +64,7 @@ class StallWatch:
         self._looked_s: float | None = None
 
     def stalled(self, pulses: Sequence[LoopPulse], now_s: float) -> LoopPulse | None:
-        """The first loop that has not beaten for its limit."""
+        """Return the first loop that has stalled for longer than its limit."""
         passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s = now_s
         found = None

@@ -1,8 +1,9 @@
-"""When a client asks a silent server for a sign of life, and when it gives it up. Sans-IO: the times are the caller's.
+"""Decides when a client pings a silent server, and when it gives the server up.
 
-Another server takes the session over only while there is one: two thirds of the timeout in silence are enough, as for
-ZooKeeper's own clients. Silence alone does not prove a failure, because a process that could not run receives nothing
-either: a server is given up only after a ping, and a quarter of the timeout without an answer.
+Without I/O: the caller passes the time. Another server can take over the session only while it lives, so a server is
+given up after two thirds of the timeout, as by ZooKeeper's own clients. Silence alone does not prove a failure, because
+a process that was suspended receives nothing either. So a server is given up only after a ping that was not answered
+for a quarter of the timeout.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 CHECKS: Final = 20
-"""How often in a timeout somebody has to look."""
+"""Minimum number of checks per timeout."""
 
 
 class Heartbeat:
@@ -25,8 +26,8 @@ class Heartbeat:
         self._is_answered = True
 
     def is_due(self, now_s: float, sent_s: float) -> bool:
-        """Whether to ping now: for a quarter of the timeout one side has sent nothing."""
-        told_s = max(sent_s, self._asked_s)  # a question may wait behind what the server does not take
+        """Whether to ping now: one side has sent nothing for a quarter of the timeout."""
+        told_s = max(sent_s, self._asked_s)  # a ping may wait behind data that the server does not read
         if not self._is_answered or now_s - min(self._heard_s, told_s) <= self._timeout_s / 4:
             return False
         self._asked_s = now_s

@@ -1,4 +1,4 @@
-"""From the connection's thread to an event loop: calls in order, replies into futures, callbacks run to their end."""
+"""Passes calls, replies and callbacks from the connection's thread to event loops, in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Inbox:
         self._calls.append((call, args))
         if not self._is_awake:
             self._is_awake = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no one waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for it
                 self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
@@ -43,7 +43,10 @@ class Inbox:
 
 
 class Reply:
-    """Takes one reply on the connection's thread for a future of a loop; `note` sees it first, on that thread."""
+    """Receives one reply on the connection's thread and resolves a loop's future.
+
+    `note` is called first, on that thread.
+    """
 
     __slots__ = ("_inbox", "_note", "future")
 
@@ -77,7 +80,7 @@ _RUNNING: Final[set[asyncio.Task[None]]] = set()
 def start_callback(
     loop: asyncio.AbstractEventLoop, callback: Callable[[], Awaitable[None] | None], done: ThreadFuture[None]
 ) -> None:
-    """On the listener's loop: runs a callback to its end, then says so. A failure of it is logged, no more."""
+    """Runs a callback on the listener's loop and reports its end. A failure is only logged."""
 
     async def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Ending the session of a broker that is known to be dead, so that its successor need not wait for the time-out.
+"""Ends the session of a dead broker, so that its successor need not wait for the session timeout.
 
 ZooKeeper requires the id and password of a session to continue it. A broker keeps them in a file in its directories
 while it runs. The next process that holds the lock of the same directory resumes the session briefly and closes it, so
@@ -19,20 +19,21 @@ from typing import Any, Final
 
 from klamm.zk.client.blocking import BlockingSession
 from klamm.zk.client.client_connection import SessionCredentials
+from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
 from klamm.zk.model.ops import ConnectionLoss
 
 log = logging.getLogger(__name__)
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _START_TIME_FIELD: Final = 19
-"""Of /proc/PID/stat, counted from the state, which comes first after the name in brackets."""
+"""The field of /proc/PID/stat, counted from the state, which is the first field after the name in brackets."""
 _INT64: Final = struct.Struct(">q")
 _UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error)
 """Everything that a damaged session file may raise. A broker must start in spite of it."""
 
 
 def save(path: Path, credentials: SessionCredentials) -> None:
-    """Only the broker's user may read it: with it one can end the broker's session."""
+    """Save the credentials. Only the broker's user may read the file, because it allows ending the broker's session."""
     aside = path.with_name(path.name + ".tmp")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     session = {"session_id": credentials.session_id, "password": credentials.password.hex()}
@@ -43,7 +44,10 @@ def save(path: Path, credentials: SessionCredentials) -> None:
 
 
 def load(path: Path) -> SessionCredentials | None:
-    """None when there is no predecessor, or its file cannot be understood: then its session times out."""
+    """Return the credentials of the predecessor; None if there is none or its file is invalid.
+
+    Then its session times out.
+    """
     with contextlib.suppress(*_UNREADABLE):
         found = json.loads(path.read_text())
         session_id = int(found["session_id"])
@@ -53,9 +57,9 @@ def load(path: Path) -> SessionCredentials | None:
 
 
 def is_of_dead_process(path: Path) -> bool:
-    """Whether the file was written here, in this directory, since the machine was started, by a process that ended.
+    """Return whether a process that has ended wrote the file in this directory, since this machine was started.
 
-    Everything else may be the copy of a directory whose broker lives, on this machine or on one that was cloned.
+    Any other file may be a copy from a directory whose broker is alive, on this machine or on a clone of it.
     """
     with contextlib.suppress(*_UNREADABLE):
         found = json.loads(path.read_text())
@@ -70,14 +74,17 @@ def _place(directory: Path) -> dict[str, Any]:
 
 
 def _boot_id() -> str | None:
-    """None where the system does not say; machine and directory have to do then."""
+    """Return the boot id; None if the system has none. Then machine and directory must suffice."""
     with contextlib.suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return None
 
 
 def _is_running(pid: int, started: int | None) -> bool:
-    """A process id is used again; with its start time it means one process. Where that is not known: any process."""
+    """Return whether the process has ended.
+
+    Process ids are reused, so the start time is compared too, if it is known.
+    """
     if started is not None and Path("/proc/self/stat").exists():
         return _start_time(pid) == started
     try:
@@ -90,16 +97,16 @@ def _is_running(pid: int, started: int | None) -> bool:
 
 
 def _start_time(pid: int) -> int | None:
-    """In ticks since the machine was started; None when there is no such process, or it only waits to be reaped."""
+    """Return the start time in ticks since boot; None if there is no such process, or only a zombie."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[_START_TIME_FIELD])
     return None
 
 
-def end_session(hosts: str, credentials: SessionCredentials, timeout_ms: int) -> bool:
-    """Closes the session if it still exists; blocks. False when ZooKeeper could not be asked."""
-    session = BlockingSession(hosts, timeout_ms / 1000, credentials)
+def end_session(hosts: str, credentials: SessionCredentials, timeout_ms: int, security: ZkSecurity = UNSECURED) -> bool:
+    """Close the session if it still exists. Blocks. Returns False if ZooKeeper did not answer."""
+    session = BlockingSession(hosts, timeout_ms / 1000, credentials, security)
     try:
         with session:
             pass

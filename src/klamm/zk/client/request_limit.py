@@ -1,4 +1,4 @@
-"""How large a request to ZooKeeper may be."""
+"""The size limit of a request to ZooKeeper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_REQUEST_BYTES: Final = 1_000_000
 
 
 def check_size(operations: Sequence[WriteOp]) -> None:
-    """Raises RequestTooLarge for operations that do not fit into one request."""
+    """Raise RequestTooLarge if the operations do not fit into one request."""
     size = sum(map(request_size, operations))
     if size > MAX_REQUEST_BYTES:
         largest = max(operations, key=request_size)

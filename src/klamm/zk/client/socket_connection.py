@@ -1,15 +1,15 @@
-"""A session's connection with ZooKeeper: one thread that reads, and callers that write for themselves.
+"""A session's connection to ZooKeeper: one thread reads, and callers write themselves.
 
-Beside a busy event loop it is not the work of a client that costs time but how often its thread has to get the
-interpreter: each blocking call gives it up, and on a machine without an idle core every return takes a place in two
-queues. Here a request is written by the thread that makes it, and the connection's thread makes one call for what has
-come: a reply costs one change of threads.
+Beside a busy event loop, the cost of a client is not its work but how often its thread must acquire the interpreter
+lock: each blocking call releases it, and on a machine without an idle core the thread then waits for the core and for
+the lock. Here the calling thread writes its request, and the connection's thread posts all received replies with one
+call, so a reply costs one change of threads. No caller waits to write. A caller that finds the socket free takes it,
+writes the requests of all callers, and puts it back. Otherwise it leaves its request to the current writer. While there
+is no connection, the connection's thread holds the socket.
 
-Nobody waits to write: who finds the socket free takes it, writes what all callers have left, and puts it back; who does
-not leaves its request to the one who has it. While there is no connection, the thread has the socket.
-
-Results and watch events are handed over on the connection's thread in the order of the wire, so a watch event is known
-before the reply of any later read. Requests wait while there is no connection, and fail when one is lost.
+Results and watch events are delivered on the connection's thread in the order in which they were received, so a watch
+event is known before the reply of any later read. Requests wait while there is no connection, and fail when one is
+lost.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from ssl import SSLError
 from typing import Final
 
-from klamm.zk.client.addresses import addresses_of, candidates
+from klamm.zk.client.addresses import Candidate, addresses_of, candidates
 from klamm.zk.client.client_connection import ConnectionState, OnState, Result, SessionCredentials
 from klamm.zk.client.client_requests import Close, Read, Request, Watcher, set_watches
+from klamm.zk.client.login import LoginRefused, log_in
 from klamm.zk.client.loop_pulse import LoopPulse, StallWatch
 from klamm.zk.client.pings import CHECKS, Heartbeat
-from klamm.zk.client.socket_io import ConnectionBroken, read_exactly, send_some, shut
+from klamm.zk.client.socket_io import ConnectionBroken, open_socket, read_exactly, send_some, shut
+from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode
 from klamm.zk.model.ops import Code, ConnectionLoss, EventType, SessionExpired, WatchEvent, error_for
@@ -74,18 +77,20 @@ class SocketConnection:
         timeout_ms: int,
         on_state: OnState,
         credentials: SessionCredentials | None = None,
+        security: ZkSecurity = UNSECURED,
     ) -> None:
+        self._security = security
         self.session_id, self.password = credentials or _NOBODY
         self.last_zxid = 0
         self._watched_zxid = 0
-        """Up to here no change of what is watched was missed: a connection that sets watches again may end midway."""
+        """The zxid up to which no watched change was missed: a connection may end while it sets watches again."""
         self._addresses = addresses_of(hosts)
         self._latest: tuple[str, int] | None = None
         self._timeout_ms = timeout_ms
         self._on_state = on_state
         self._phase = Phase.CONNECTING
         self._socket: socket.socket | None = None
-        """For ending it. Only who has taken it from `_free` writes."""
+        """The socket, for ending it. Only the holder of the token in `_free` writes to it."""
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._outbox: deque[tuple[bytes, Request | None, Result | None]] = deque()
         self._unsent = b""
@@ -96,7 +101,7 @@ class SocketConnection:
         self._last_sent_s = 0.0
         self._pulses: list[LoopPulse] = []
         self._stalled: LoopPulse | None = None
-        """The loop for which the session is being given up, or was; there is no other session before it beats again."""
+        """The stalled loop for which the session is given up. The next session begins when that loop runs again."""
         self._stalled_at = 0
         self._stopping = threading.Event()
         self._is_confirmed = False
@@ -110,9 +115,10 @@ class SocketConnection:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Ends the session; blocks until the thread is gone. Whether a server confirmed that it has ended.
+        """End the session and wait for the thread.
 
-        A thread that waits for a silent server for longer than that is left to itself.
+        Return whether a server confirmed the end. A thread that still waits for a silent server after that time is left
+        alone.
         """
         if not self._stopping.is_set():
             self._stopping.set()
@@ -130,7 +136,7 @@ class SocketConnection:
             shut(connection)
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Gives the session up if that loop stands still."""
+        """Give the session up if that loop stalls."""
         self._pulses.append(pulse)
 
     # --- requests, on any thread -------------------------------------------------------------------------------------
@@ -145,7 +151,7 @@ class SocketConnection:
         self._flush()
 
     def _flush(self) -> None:
-        """Looks again after it has put the socket back: what came meanwhile was left to us."""
+        """Check again after the socket was put back: requests that arrived meanwhile were left to this caller."""
         while self._outbox:
             try:
                 connection = self._free.get_nowait()
@@ -157,7 +163,10 @@ class SocketConnection:
             self._free.put(connection)
 
     def _leave_rest(self, connection: socket.socket) -> None:
-        """To a thread of its own. A system that has none left costs the connection, for half a request was written."""
+        """Finish the write in a new thread.
+
+        If no thread can be started, give the connection up, because part of a request was sent.
+        """
         name = f"{self._thread.name}-writer"
         try:
             threading.Thread(target=self._write_rest, args=(connection,), name=name, daemon=True).start()
@@ -167,7 +176,10 @@ class SocketConnection:
             self._free.put(connection)
 
     def _write(self, connection: socket.socket) -> bool:
-        """Whether the kernel took all that there is. A broken connection takes all: the thread finds out about it."""
+        """Write all requests; return whether the kernel accepted everything.
+
+        A broken connection counts as accepting: the reading thread notices it.
+        """
         while True:
             if self._unsent:
                 self._unsent = self._unsent[send_some(connection, self._unsent) :]
@@ -186,7 +198,7 @@ class SocketConnection:
             self._unsent = _HEADER.pack(8 + len(body), self._xid, request.type) + body
 
     def _write_rest(self, connection: socket.socket) -> None:
-        """On a thread of its own, for as long as the server takes less than it is given."""
+        """Runs in its own thread while the server reads more slowly than requests arrive."""
         poll = select.poll()
         poll.register(connection, select.POLLOUT)
         while not self._write(connection):
@@ -195,7 +207,7 @@ class SocketConnection:
         self._flush()
 
     def fail_pending(self) -> None:
-        """Answers everything that is under way with the error of the present state. On the connection's thread.
+        """Fail all pending requests with the error of the current state, on the connection's thread.
 
         A request that is repeated at once waits for the next connection.
         """
@@ -230,7 +242,7 @@ class SocketConnection:
         on_data: Watcher,
         on_child: Watcher,
     ) -> None:
-        """Sets watches again on a new connection, ahead of every queued request. Called while `on_state` runs."""
+        """Set watches again on a new connection, before every queued request. Called while `on_state` runs."""
         self.watch_data((*data, *exist), on_data)
         for path in child:
             self._child_watchers.setdefault(path, {})[on_child] = None
@@ -252,21 +264,22 @@ class SocketConnection:
         self._on_state(ConnectionState.LOST)
 
     def _try_all(self) -> bool:
-        """Whether one of the servers was connected; the connection is lost again then."""
-        for address in candidates(self._addresses, self._latest):
+        """Connect to one of the servers and serve until the connection is lost; return whether there was one."""
+        for candidate in candidates(self._addresses, self._latest):
             if self._stopping.is_set():
                 return False
             try:
-                connection, timeout_s = self._connect(address)
+                connection, timeout_s = self._connect(candidate)
             except (OSError, ConnectionBroken) as error:
                 self._disconnect()
-                log.debug("no session with ZooKeeper at %s: %s", address, error)
+                level = logging.ERROR if isinstance(error, LoginRefused | SSLError) else logging.DEBUG
+                log.log(level, "no session with ZooKeeper at %s: %s", candidate.address, error)
                 continue
             except SessionExpired:
                 self._disconnect()
                 self._expire()
                 return True
-            self._latest = address
+            self._latest = candidate.address
             self._serve(connection, timeout_s)
             if self._stalled is not None and self._is_confirmed and not self._stopping.is_set():
                 self._is_confirmed = False
@@ -275,13 +288,13 @@ class SocketConnection:
         return False
 
     def _waits_for_loop(self, pulse: LoopPulse) -> bool:
-        """Whether there must be no other session yet. One that no server has ended is ended over a new connection."""
+        """Whether a new session must wait. A session that no server has ended is ended over a new connection."""
         if pulse.is_stopped or pulse.beats != self._stalled_at:
             self._stalled = None
         return self._stalled is not None and self.session_id == 0
 
     def _give_up(self, pulse: LoopPulse) -> None:
-        """Asks the server to end the session: others take over what this broker leads."""
+        """Ask the server to end the session, so that others lead this broker's partitions."""
         log.error(
             "session %#x with ZooKeeper is given up: the %s loop has not turned for %g s",
             self.session_id,
@@ -291,12 +304,14 @@ class SocketConnection:
         self._stalled, self._stalled_at = pulse, pulse.beats
         self._put(Close(), None)
 
-    def _connect(self, address: tuple[str, int]) -> tuple[socket.socket, float]:
-        """With the timeout that the server grants, in seconds. Raises SessionExpired when there is no such session."""
+    def _connect(self, candidate: Candidate) -> tuple[socket.socket, float]:
+        """Shake hands; return the timeout that the server grants, in seconds.
+
+        Raises SessionExpired if the session is gone.
+        """
         patience_s = max(self._timeout_ms / 1000 / len(self._addresses), 0.1)
-        connection = socket.create_connection(address, patience_s)
+        connection = open_socket(candidate.address, candidate.name, patience_s, self._security.tls)
         self._socket = connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._stopping.is_set():
             raise ConnectionBroken("it is not needed any more")
         hello = _CONNECT.pack(45, 0, self.last_zxid, self._timeout_ms, self.session_id, 16, self.password, False)
@@ -308,10 +323,11 @@ class SocketConnection:
         _, timeout_ms, session_id, _ = _CONNECTED.unpack_from(answer)
         if timeout_ms <= 0:
             raise SessionExpired
+        log_in(connection, self._security)  # first: a server may end the session of a client that it refuses
         self.session_id, self.password = session_id, answer[_CONNECTED.size : _CONNECTED.size + 16]
         connection.settimeout(None)
         tick = divmod(max(timeout_ms * 1000 // CHECKS, 10_000), 1_000_000)
-        # The kernel keeps the time: one call waits and reads.
+        # A socket timeout: one call waits and reads.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *tick))
         return connection, timeout_ms / 1000
 
@@ -325,10 +341,10 @@ class SocketConnection:
             self._read(connection, timeout_s)
         except (OSError, ConnectionBroken) as error:
             log.debug("the connection with ZooKeeper is lost: %s", error)
-        except Exception:  # whatever an answer did to us: another connection may do better
+        except Exception:  # an unreadable answer: another connection may work
             log.exception("an answer of ZooKeeper could not be read")
         self._phase = Phase.CONNECTING
-        shut(connection)  # who is writing now comes to an end
+        shut(connection)  # the current writer finishes
         self._free.get()
         self._disconnect()
         self.fail_pending()
@@ -338,7 +354,7 @@ class SocketConnection:
         self._child_watchers.clear()
 
     def _expire(self) -> None:
-        """Whoever has to prepare for the next session does so before `on_state` returns."""
+        """Listeners prepare for the next session before `on_state` returns."""
         self._phase = Phase.EXPIRED
         self._on_state(ConnectionState.LOST)
         self.fail_pending()
@@ -352,7 +368,7 @@ class SocketConnection:
             connection.close()
 
     def _read(self, connection: socket.socket, timeout_s: float) -> None:
-        """Until the session is closed, or the connection lost."""
+        """Serve until the session is closed or the connection is lost."""
         came = bytearray()
         heartbeat, watch = Heartbeat(timeout_s, time.monotonic()), StallWatch()
         if self._stalled is not None:
@@ -378,7 +394,7 @@ class SocketConnection:
                 self._flush()
 
     def _take_frames(self, came: bytearray) -> None:
-        """Handles the frames that are complete and takes them away."""
+        """Handle the complete frames and remove them from the buffer."""
         position, end = 0, len(came)
         while end - position >= 4:
             (size,) = _INT.unpack_from(came, position)

@@ -1,9 +1,13 @@
-"""Reading, writing and ending a blocking socket of a connection with ZooKeeper."""
+"""Opening, reading, writing and ending a blocking socket of a connection with ZooKeeper."""
 
 from __future__ import annotations
 
 import logging
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 log = logging.getLogger(__name__)
 
@@ -12,8 +16,22 @@ class ConnectionBroken(Exception):
     """The connection is no longer usable."""
 
 
+def open_socket(address: tuple[str, int], name: str, timeout_s: float, tls: SSLContext | None) -> socket.socket:
+    """Connect. With `tls`, the server's certificate must have this name, unless the context does not check names."""
+    connection = socket.create_connection(address, timeout_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        return connection
+    from klamm.zk.client.tls_tunnel import open_tunnel
+
+    return open_tunnel(connection, tls, name)
+
+
 def send_some(connection: socket.socket, data: bytes) -> int:
-    """How much of it the kernel takes at once. All of it when the connection is broken: the reader finds that out."""
+    """Send as much as the kernel accepts at once; return the size.
+
+    A broken connection accepts all: the reader notices it.
+    """
     try:
         return connection.send(data, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
     except BlockingIOError:

@@ -15,37 +15,37 @@ Handlers: TypeAlias = dict[str, tuple[Inbox, Callable[[WatchEvent], object]]]
 
 
 class WatchHandlers:
-    """Loops set handlers, by paths as the caller knows them; what is armed is known by the paths of the server."""
+    """Handlers are set by loops, under the caller's paths; armed watches are stored under the server's paths."""
 
     def __init__(self, chroot: Chroot) -> None:
         self.change_handlers: Handlers = {}
         self.child_handlers: Handlers = {}
         self._chroot = chroot
-        self._armed_data: dict[str, bool] = {}  # whether the znode was there
+        self._armed_data: dict[str, bool] = {}  # whether the znode existed
         self._armed_child: dict[str, None] = {}
 
     def watcher(self, op: ReadOp) -> Watcher:
         return self._on_child_event if isinstance(op, GetChildren) else self._on_data_event
 
     def arm(self, op: ReadOp, answer: Any) -> None:
-        """Notes that the server watches a path for us from this answer on."""
+        """Note that the server watches a path from this answer on."""
         if isinstance(op, GetChildren):
             self._armed_child[op.path] = None
         else:
             self._armed_data[op.path] = answer is not None
 
     def arm_all(self, connection: Connection, full_paths: list[str]) -> None:
-        """Notes that the server watches the data of these znodes for us."""
+        """Note that the server watches the data of these znodes."""
         self._armed_data.update(dict.fromkeys(full_paths, True))
         connection.watch_data(full_paths, self._on_data_event)
 
     def disarm(self) -> None:
-        """The session is over, and its watches with it."""
+        """Forget all watches: they ended with the session."""
         self._armed_data.clear()
         self._armed_child.clear()
 
     def restore(self, connection: Connection) -> None:
-        """Asks a new connection of the same session for everything that was armed."""
+        """Set all armed watches again on a new connection of the same session."""
         there = [path for path, was_there in self._armed_data.items() if was_there]
         missing = [path for path, was_there in self._armed_data.items() if not was_there]
         connection.restore_watches(there, missing, list(self._armed_child), self._on_data_event, self._on_child_event)

@@ -1,8 +1,8 @@
 """`ZkSession`: the broker's session with ZooKeeper, awaitable from any event loop.
 
 Reads that lose their connection are repeated until they are answered or the session ends. A write that loses it raises
-`ConnectionLoss`: it may have happened, and only a read can tell. When a session expires, listeners hear
-`before_new_session` (awaited before the next session is made) and then `after_new_session`.
+`ConnectionLoss`: it may have happened, and only a read can tell. When a session expires, listeners receive
+`before_new_session`, which is awaited before the next session is created, and then `after_new_session`.
 
 Watches follow Kafka's rule: a handler is registered for a path and stays; the one-shot watch underneath is armed by a
 read with `watch=True` and by nothing else. An event without a handler is dropped. After a reconnect within the session
@@ -16,10 +16,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future as ThreadFuture
-from enum import Enum
+from functools import partial
 from typing import Any, Final, TypeVar, cast, overload
 
-from klamm.lazy_dataclass import lazy_dataclass
 from klamm.zk.client.answers import about, read_result
 from klamm.zk.client.batches import levels_of, path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
@@ -28,8 +27,11 @@ from klamm.zk.client.client_requests import Multi, MultiRead, Read, Request, Set
 from klamm.zk.client.loop_pulse import LoopPulse
 from klamm.zk.client.posting import Inbox, Reply, resolve, start_callback
 from klamm.zk.client.request_limit import check_size
+from klamm.zk.client.session_state import SessionListener as SessionListener
+from klamm.zk.client.session_state import SessionState as SessionState
 from klamm.zk.client.socket_connection import SocketConnection
 from klamm.zk.client.watch_handlers import WatchHandlers
+from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
 from klamm.zk.model import ops
 from klamm.zk.model.ops import (
     Code,
@@ -63,35 +65,26 @@ log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 10
 _END_OF_TIME: Final = (1 << 63) - 1
-"""After every zxid."""
+"""Larger than every zxid."""
 T = TypeVar("T")
 Running = tuple[asyncio.AbstractEventLoop, ThreadFuture[None]]
-"""A listener that was called: where it runs, and what says that it has ended."""
-
-
-class SessionState(Enum):
-    CONNECTED = "connected"
-    SUSPENDED = "suspended"
-    EXPIRED = "expired"
-    CLOSED = "closed"
-
-
-@lazy_dataclass(frozen=True, slots=True)
-class SessionListener:
-    """Callbacks on the loop they were added from; those that return an awaitable are awaited."""
-
-    on_state: Callable[[SessionState], object] | None = None
-    before_new_session: Callable[[], Awaitable[None] | None] | None = None
-    after_new_session: Callable[[], Awaitable[None] | None] | None = None
+"""A running listener: its loop, and the event that marks its end."""
 
 
 class ZkSession:
-    """One session at a time. `hosts` is `host:port,host:port/chroot`; the chroot is created when it is missing."""
+    """One session at a time. `hosts` is `host:port,host:port/chroot`; a missing chroot is created."""
 
-    def __init__(self, hosts: str, session_timeout_ms: int = 18_000, connect: Connect = SocketConnection) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_ms: int = 18_000,
+        connect: Connect | None = None,
+        security: ZkSecurity = UNSECURED,
+    ) -> None:
         self.hosts, prefix = split_hosts(hosts)
-        self._chroot = Chroot(prefix)
+        self._chroot = Chroot(prefix, security.acl_of)
         self._timeout_ms = session_timeout_ms
+        connect = connect or partial(SocketConnection, security=security)
         self._connection = connect(self.hosts, session_timeout_ms, self._on_connection_state)
         self.state = SessionState.SUSPENDED
         self.session_id = 0
@@ -106,7 +99,7 @@ class ZkSession:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self, timeout_ms: int | None = None) -> ZkSession:
-        """Connects and creates the chroot. Raises ConnectionLoss when no server answers within the time."""
+        """Connect and create the chroot. Raises ConnectionLoss if no server answers in time."""
         loop = asyncio.get_running_loop()
         self._first_connect = loop.create_future()
         self._inbox(loop)
@@ -124,7 +117,7 @@ class ZkSession:
         for path in self._chroot.levels():
             while True:
                 try:
-                    await self._submit(Write(Create(path, b"")))
+                    await self._submit(Write(Create(path, b"", acl=self._chroot.acl_of(path))))
                 except ConnectionLoss:
                     if self._closing:
                         raise
@@ -134,7 +127,7 @@ class ZkSession:
                 break
 
     async def close(self) -> bool:
-        """Ends the session: its ephemeral znodes go at once. False when no server confirmed it, so they may stay."""
+        """End the session; its ephemeral znodes are removed at once. Returns False if no server confirmed it."""
         self._closing = True
         is_confirmed = await asyncio.get_running_loop().run_in_executor(None, self._connection.stop)
         self.state = SessionState.CLOSED
@@ -145,7 +138,7 @@ class ZkSession:
         self._connection.drop_connection()
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Gives the session up if that loop stands still; the next one begins when it turns again."""
+        """Give the session up if that loop stalls. The next session begins when the loop runs again."""
         self._connection.watch_loop(pulse)
 
     @property
@@ -168,7 +161,7 @@ class ZkSession:
         return reply.future
 
     async def _retry_read(self, make: Callable[[], asyncio.Future[T]]) -> T:
-        """Asks again after each lost connection: the request waits for a connection, or the session's end."""
+        """Repeat the read after each lost connection, until it is answered or the session ends."""
         while True:
             try:
                 return await make()
@@ -185,7 +178,7 @@ class ZkSession:
     @overload
     async def read(self, op: ReadOp) -> ReadResult: ...
     async def read(self, op: ReadOp) -> ReadResult:
-        """One read. Raises NoNode (not for Exists) or SessionExpired. `watch=True` arms the watch of its path."""
+        """Read once. Raises NoNode (not for Exists) or SessionExpired. `watch=True` arms the watch of the path."""
         full = self._chroot.enter(op)
         request = Read(full, self._watches.watcher(full) if op.watch else None)
         note = (lambda answer: self._watches.arm(full, answer)) if op.watch else None
@@ -199,10 +192,10 @@ class ZkSession:
         return (await self.read(GetChildren(path, watch))).children
 
     async def read_many(self, paths: Iterable[str], *, watch: bool = False) -> list[tuple[bytes | None, Stat] | None]:
-        """Data and stat of many znodes, None for those that are not there. Raises NoAuth, SessionExpired.
+        """Return data and stat of many znodes, None for missing ones.
 
-        With `watch` those that are there are watched from before they were read.
-        At most `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
+        Raises NoAuth or SessionExpired. With `watch`, existing znodes are watched from before they were read. At most
+        `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
         """
         batches = path_batches([self._chroot.full(path) for path in paths])
         if len(batches) == 1:
@@ -224,7 +217,7 @@ class ZkSession:
             syncing.add_done_callback(lambda done: done.cancelled() or done.exception())
             found = await self.read_many(paths)
             try:
-                await syncing  # a read that was repeated is as fresh: a server that knows less refuses this client
+                await syncing  # a repeated read is as fresh: a server that lags behind this client refuses it
             except ConnectionLoss:
                 if self._closing:
                     raise
@@ -232,10 +225,10 @@ class ZkSession:
             return found
 
     async def _read_watched(self, full_paths: list[str]) -> list[tuple[bytes | None, Stat] | None]:
-        """The watches of a batch are set by one request, ahead of the read: no change is between them.
+        """Set the watches of a batch with one request before the read, so that no change is missed.
 
-        It is the request that sets watches again after a reconnect. No znode has changed since the end of time, so the
-        server tells nothing at once, but that a znode is missing; nobody listens to that.
+        This is the request that sets watches again after a reconnect. With the largest zxid, the server reports no
+        earlier changes, only that a znode is missing, which has no handler.
         """
         request = SetWatches(_END_OF_TIME, full_paths, (), ())
         while True:
@@ -283,9 +276,10 @@ class ZkSession:
         return data, Stat._make(stat)
 
     async def multi(self, operations: Sequence[WriteOp]) -> tuple[WriteResult, ...]:
-        """All or nothing. Raises MultiFailed naming the operation that failed, ConnectionLoss, SessionExpired.
+        """Execute all operations or none.
 
-        One that is too large for ZooKeeper raises RequestTooLarge, and nothing is sent.
+        Raises MultiFailed with the failed operation, ConnectionLoss or SessionExpired. If it is too large for
+        ZooKeeper, raises RequestTooLarge and sends nothing.
         """
         full = [self._chroot.enter(op) for op in operations]
         check_size(full)
@@ -314,7 +308,7 @@ class ZkSession:
             raise about(error, op.path) from None
 
     async def ensure_paths(self, paths: Iterable[str]) -> None:
-        """Creates persistent znodes without data unless they are there; those of a depth together, parents first."""
+        """Create missing persistent znodes without data, parents first; all znodes of one depth together."""
         levels = levels_of(paths)
         present = await self.read_many(levels)
         missing = [path for path, found in zip(levels, present, strict=True) if found is None]
@@ -334,10 +328,10 @@ class ZkSession:
             return
 
     async def register_ephemeral(self, path: str, data: bytes) -> Stat:
-        """Creates an ephemeral znode as Kafka's brokers do: its data version becomes 1, its czxid is the epoch.
+        """Create an ephemeral znode as Kafka's brokers do: its data version becomes 1, and its czxid is the epoch.
 
-        One that this session made already is taken as it is; one left by this client's previous session is replaced;
-        one of another session raises NodeExists.
+        A znode of this session is kept, one of this client's previous session is replaced, and one of another session
+        raises NodeExists.
         """
         while True:
             try:
@@ -366,11 +360,11 @@ class ZkSession:
     # --- watches -----------------------------------------------------------------------------------------------------
 
     def on_change(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
-        """`handler` hears on this loop of creation, change and deletion of `path`, while a read has armed its watch."""
+        """Call `handler` on this loop after creation, change or deletion of `path`, if a read has armed its watch."""
         self._watches.change_handlers[path] = (self._inbox(asyncio.get_running_loop()), handler)
 
     def on_children(self, path: str, handler: Callable[[WatchEvent], object]) -> None:
-        """`handler` hears on this loop of added and removed children, while a GetChildren has armed its watch."""
+        """Call `handler` on this loop after children were added or removed, if a GetChildren has armed its watch."""
         self._watches.child_handlers[path] = (self._inbox(asyncio.get_running_loop()), handler)
 
     def forget_change(self, path: str) -> None:
@@ -413,7 +407,7 @@ class ZkSession:
             self._run_listeners([(loop, each.after_new_session) for loop, each in self._listeners])
 
     def _on_expired(self) -> None:
-        """Nothing of the old session may still be under way when listeners prepare for the next one."""
+        """Fail the requests of the old session before listeners prepare for the next one."""
         log.warning("session %#x with ZooKeeper has expired", self.session_id)
         self.previous_session_id, self.session_id = self.session_id, 0
         self._watches.disarm()
@@ -430,7 +424,7 @@ class ZkSession:
     def _run_listeners(
         self, callbacks: list[tuple[asyncio.AbstractEventLoop, Callable[[], Awaitable[None] | None] | None]]
     ) -> list[Running]:
-        """Starts them all, each on its loop; they are under way."""
+        """Start all listeners, each on its loop, and return them."""
         running = []
         for loop, callback in callbacks:
             if callback is not None:
@@ -440,7 +434,7 @@ class ZkSession:
         return running
 
     def _wait_for(self, running: list[Running]) -> None:
-        """Blocks the connection's thread, which makes no new session meanwhile."""
+        """Block the connection's thread until the listeners have ended; it creates no new session meanwhile."""
         for loop, done in running:
             while not self._closing and not loop.is_closed():
                 with contextlib.suppress(TimeoutError):

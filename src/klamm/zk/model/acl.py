@@ -11,11 +11,11 @@ from klamm.zk.model.ops import OPEN_ACL, Acl, Id, InvalidAcl, NoAuth, Perms
 SUPER: Final = (Id("super", ""),)
 """Passes every check: the tree's own user, such as the simulator or the replay of the log."""
 _MAX_NETWORK_CHARS: Final = 256
-"""Longer than any address with a scope and a prefix length. The cache of parsed texts keeps them for ever."""
+"""Maximum length: longer than any address with a scope and a prefix length. The cache never drops parsed texts."""
 
 
 def resolve_acl(acl: Sequence[Acl], auth: Sequence[Id], path: str) -> tuple[Acl, ...]:
-    """The list as it is stored: duplicates dropped, `auth` replaced by who the connection proved to be.
+    """Return the list as it is stored: without duplicates, and with `auth` replaced by the connection's identities.
 
     Raises InvalidAcl for an empty list, an unknown scheme or a malformed id.
     """
@@ -49,7 +49,7 @@ def _is_valid(entry: Acl) -> bool:
 
 
 def check_acl(acl: tuple[Acl, ...], perms: int, auth: Sequence[Id], path: str) -> None:
-    """Raises NoAuth unless some rule grants one of `perms` to one of the identities in `auth`."""
+    """Raise NoAuth unless a rule grants one of `perms` to one of the identities in `auth`."""
     if acl is not OPEN_ACL and not is_allowed(acl, perms, auth):
         raise NoAuth(path)
 
@@ -72,11 +72,11 @@ def _matches(entry: Acl, who: Id) -> bool:
 
 
 def _network(text: str) -> tuple[bytes, int] | None:
-    """Address bytes and prefix length of `address[/bits]`, or None when it is not one."""
+    """Return address bytes and prefix length of `address[/bits]`, or None for other texts."""
     return _parse_network(text) if len(text) <= _MAX_NETWORK_CHARS else None
 
 
-@lru_cache(4_096)  # every operation on a znode with such rules asks, and parsing takes longer than the operation
+@lru_cache(4_096)  # called for every operation on a znode with such rules; parsing takes longer than the operation
 def _parse_network(text: str) -> tuple[bytes, int] | None:
     import ipaddress  # only access rules by address need it
 

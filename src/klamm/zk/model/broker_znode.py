@@ -1,4 +1,4 @@
-"""/brokers/ids/ID: how a broker says where it can be reached. Versions 1 to 5 are read, 4 and 5 are written.
+"""/brokers/ids/ID: the addresses of a broker. Versions 1 to 5 are read, 4 and 5 are written.
 
 klamm adds one key, which Kafka ignores: a broker whose last run did not stop cleanly reports it, since its logs may
 have lost their unflushed tails. The controller removes the key when no ISR depends on such a log any longer.
@@ -22,7 +22,7 @@ _ENDPOINT: Final = re.compile(r"(?P<listener>[^:/]+)://(?:\[(?P<v6>[^]]*)\]|(?P<
 
 @lazy_dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registration: the broker, and what only its znode says."""
+    """A registration: the broker, and the data that only its znode has."""
 
     broker: BrokerEndPoints
     version: int = 5
@@ -38,7 +38,10 @@ def encode_broker(
     jmx_port: int = -1,
     unclean_shutdown: bool = False,
 ) -> bytes:
-    """Version 5 from inter-broker protocol 2.7 on, version 4 before it. Host and port repeat the PLAINTEXT endpoint."""
+    """Encode version 5 from inter-broker protocol 2.7 on, version 4 before.
+
+    Host and port repeat the PLAINTEXT endpoint.
+    """
     plain = next((e for e in broker.endpoints if e.security_protocol == SecurityProtocol.PLAINTEXT), None)
     value: dict[str, Any] = {"features": {}} if version >= 5 else {}
     value |= {
@@ -57,7 +60,7 @@ def encode_broker(
 
 
 def without_unclean_shutdown(broker_id: int, data: bytes | None) -> bytes:
-    """The same registration of a broker whose logs can be relied on; keys that we do not know stay."""
+    """Return the same registration without the report of an unclean shutdown; unknown keys are kept."""
     value = from_json(paths.broker_path(broker_id), data)
     return to_json({key: each for key, each in value.items() if key != UNCLEAN_SHUTDOWN})
 
@@ -68,7 +71,10 @@ def _encode_endpoint(endpoint: EndPoint) -> str:
 
 
 def decode_broker(broker_id: int, data: bytes | None, epoch: int) -> BrokerInfo:
-    """`epoch` is the czxid of the znode. Raises ZnodeFormatError, also for two endpoints of one listener."""
+    """Decode a registration; `epoch` is the czxid of the znode.
+
+    Two endpoints of one listener raise ZnodeFormatError too.
+    """
     path = paths.broker_path(broker_id)
     value = from_json(path, data)
 
@@ -107,7 +113,7 @@ def _decode_endpoint(path: str, text: str, protocols: Mapping[str, str]) -> EndP
 
 
 def _text(value: object) -> str:
-    """A text that fits into the brokers' messages: one that does not would keep all of them from being sent."""
+    """Return a text that fits into the brokers' messages. A longer one would prevent all of them from being sent."""
     text = str(value)
     if len(text.encode()) > _MAX_STRING_BYTES:
         raise ValueError(f"{text[:40]!r}... is longer than {_MAX_STRING_BYTES} bytes")

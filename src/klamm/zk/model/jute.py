@@ -1,7 +1,7 @@
 """ZooKeeper's wire format: requests as the server reads them, replies as it writes them. Sans-IO.
 
-Every length is checked against the bytes that are there. Only `MarshallingError` (a request we cannot read) and
-`Unimplemented` (a kind of znode we do not have) leave the decoders.
+Every length is checked against the available bytes. Decoders raise only `MarshallingError` (an unreadable request) and
+`Unimplemented` (an unsupported kind of znode).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SetWatches(NamedTuple):
     exist: list[str]
     child: list[str]
     persistent: int
-    """How many persistent watches the client asks for; we have none."""
+    """The number of persistent watches that the client requests; they are not supported."""
 
 
 # --- primitives ------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def read_buffer(buf: bytes, pos: int) -> tuple[bytes | None, int]:
 
 
 def read_string(buf: bytes, pos: int) -> tuple[str, int]:
-    """A string; null is read as empty, for no request of ours means something else by it."""
+    """Read a string; null is read as empty, because no request distinguishes them."""
     raw, pos = read_buffer(buf, pos)
     try:
         return (raw or b"").decode(), pos
@@ -186,7 +186,7 @@ def stat_bytes(stat: Stat) -> bytes:
 
 
 def read_header(frame: bytes) -> tuple[int, int, bytes]:
-    """xid, operation code and body of a request frame."""
+    """Return xid, operation code and body of a request frame."""
     if len(frame) < 8:
         raise MarshallingError(message="a request is shorter than its header")
     xid, opcode = _HEADER.unpack_from(frame)
@@ -244,9 +244,9 @@ def read_path_and_watch(buf: bytes, pos: int = 0) -> tuple[str, bool, int]:
 
 
 def read_multi(buf: bytes, max_ops: int | None = None) -> tuple[list[int], list[WriteOp]]:
-    """The operations of a multi and their codes: `create` and `create2` differ only in how they are answered.
+    """Return the operations of a multi and their codes: `create` and `create2` differ only in the answer.
 
-    Raises RequestTooLarge for more than `max_ops` of them.
+    Raises RequestTooLarge for more than `max_ops` operations.
     """
     codes: list[int] = []
     ops: list[WriteOp] = []
@@ -335,7 +335,7 @@ def reply(xid: int, zxid: int, error: int, body: bytes = b"") -> bytes:
 
 
 def connect_response(timeout_ms: int, session_id: int, password: bytes) -> bytes:
-    """A timeout of 0 tells the client that its session is over."""
+    """Encode the answer to a handshake. A timeout of 0 means that the session is over."""
     return _CONNECT_RESPONSE.pack(21 + len(password), 0, timeout_ms, session_id, len(password)) + password + b"\0"
 
 

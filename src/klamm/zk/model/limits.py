@@ -1,4 +1,4 @@
-"""Bounds of the embedded server on requests of one client, and the errors that a request beyond them is refused with.
+"""Limits of the embedded server on requests of one client, and the errors for requests beyond them.
 
 ZooKeeper has most of these bounds only through its heap. They are far above the needs of Kafka's and klamm's brokers.
 """
@@ -24,23 +24,25 @@ MAX_CONNECT_BYTES: Final = 1_024
 """Size of the first frame of a connection: a real one has 45 bytes."""
 MAX_CREDENTIALS: Final = 32
 MAX_CREDENTIAL_BYTES: Final = 4_096
-"""Of all identities of a connection together. They stand in every record of the log."""
+"""Maximum size of all identities of a connection together. Every record of the log contains them."""
 MAX_PATH_BYTES: Final = 8_192
 MAX_ACL_ENTRIES: Final = 64
-"""After `auth` was replaced by the identities of the connection."""
+"""Maximum number of access rules, after `auth` was replaced by the identities of the connection."""
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_OPERATIONS: Final = 5_000
-"""Of a multi or multiRead: one request is executed in one step, and the smallest operations have 15 bytes."""
+"""Maximum operations of a multi or multiRead: one request is executed in one step, and the smallest operations have 15
+bytes.
+"""
 MAX_RESTORED_WATCHES: Final = 25_000
 """Paths of a setWatches. ZooKeeper's own client sends at most 128 KiB of them at once."""
 MAX_SESSIONS: Final = 20_000
 MAX_EPHEMERALS_PER_SESSION: Final = 20_000
-"""All of them are removed in one step when the session ends."""
+"""Maximum ephemeral znodes of a session: all of them are removed in one step when it ends."""
 MAX_WATCHES_PER_CONNECTION: Final = 250_000
 MAX_WATCHES: Final = 1_000_000
 MAX_WATCH_BYTES_PER_CONNECTION: Final = 32 << 20
 MAX_WATCH_BYTES: Final = 128 << 20
-"""Of the watched paths."""
+"""Maximum size of all watched paths together."""
 
 
 class AnswerTooLarge(MarshallingError):
@@ -52,7 +54,7 @@ def path_bytes(path: str) -> int:
 
 
 def check_path(path: str) -> int:
-    """The size of a path. Raises BadArguments for one that is too long."""
+    """Return the size of a path. Raises BadArguments if it is too long."""
     size = path_bytes(path)
     if size > MAX_PATH_BYTES:
         raise BadArguments(path[:64], f"a path of {size} bytes exceeds the limit of {MAX_PATH_BYTES}")
@@ -60,7 +62,7 @@ def check_path(path: str) -> int:
 
 
 def check_write(op: Create | SetAcl, auth: Sequence[Id]) -> None:
-    """Refuses a path or an access list that would take more memory than its request suggests."""
+    """Refuse a path or an access list that would take more memory than its request suggests."""
     if isinstance(op, Create):
         check_path(op.path)
     if isinstance(op, Create | SetAcl) and len(op.acl) > 1:
@@ -79,7 +81,7 @@ def check_ephemerals(count: int) -> None:
 
 
 def answer_bytes(result: GetDataResult | GetChildrenResult) -> int:
-    """The size of an answer, rather too small than too large."""
+    """Return a lower bound for the size of an answer."""
     if isinstance(result, GetDataResult):
         return len(result.data or b"")
     return sum(map(len, result.children)) + 4 * len(result.children)
@@ -100,11 +102,11 @@ class WatchBudget:
         self._held: dict[int, tuple[int, int]] = {}
 
     def check(self, watcher: int, paths: Sequence[str]) -> None:
-        """Raises ThrottledOp if the watcher may not have that many more, BadArguments if a path is too long."""
+        """Raise ThrottledOp if the watcher would exceed its limit, BadArguments if a path is too long."""
         self._check(watcher, len(paths), sum(map(check_path, paths)))
 
     def take(self, watcher: int, path: str) -> None:
-        """Counts one more watch, or raises as `check` does."""
+        """Count one more watch, or raise as `check` does."""
         size = check_path(path)
         count, held = self._check(watcher, 1, size)
         self._held[watcher] = count + 1, held + size
@@ -112,7 +114,7 @@ class WatchBudget:
         self.size_bytes += size
 
     def _check(self, watcher: int, more: int, more_bytes: int) -> tuple[int, int]:
-        """The count and the bytes that the watcher has."""
+        """Return the number and the bytes of the watcher's watches."""
         count, size = held = self._held.get(watcher, (0, 0))
         if (
             count + more > MAX_WATCHES_PER_CONNECTION

@@ -18,7 +18,7 @@ def is_valid_path(path: str) -> bool:
 
 
 class Znode:
-    """One znode. `creations` counts the children it ever had: the next sequential number, and half of `cversion`."""
+    """One znode. `creations` counts all children ever created: the next sequential number, and half of `cversion`."""
 
     __slots__ = (
         "acl",
@@ -72,7 +72,7 @@ class Znode:
 
 
 class Session:
-    """A client's session: it outlives connections, and its ephemeral znodes do not outlive it."""
+    """A client's session. It survives its connections; its ephemeral znodes end with it."""
 
     __slots__ = ("deadline_ms", "ephemerals", "id", "password", "timeout_ms")
 

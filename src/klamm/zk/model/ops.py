@@ -1,7 +1,7 @@
-"""The words of ZooKeeper as frozen values: operations, results, stats, watch events and errors.
+"""ZooKeeper's operations, results, stats, watch events and errors as frozen values.
 
-The controller's core yields these, `ZnodeTree` executes them, `ZkSession` sends them. No I/O here.
-Container and TTL nodes, quotas and persistent watches have no value here: klamm does not use them.
+The controller's core yields these, `ZnodeTree` executes them, `ZkSession` sends them. No I/O here. Container and TTL
+nodes, quotas and persistent watches have no value here: klamm does not use them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from klamm.lazy_dataclass import lazy_dataclass
 ANY_VERSION: Final = -1
 """The version that matches every version of a znode."""
 UNKNOWN_VERSION: Final = -2
-"""What Kafka calls the version of a znode that is not there."""
+"""Kafka's version number for a znode that does not exist."""
 
 
 class Code(IntEnum):
-    """ZooKeeper's error codes, as they stand in a reply header."""
+    """ZooKeeper's error codes, as in a reply header."""
 
     OK = 0
     SYSTEM_ERROR = -1
@@ -54,7 +54,7 @@ class Perms(IntEnum):
 
 
 class Id(NamedTuple):
-    """Who: an identity of a connection, or the one an access rule is about."""
+    """An identity of a connection, or of an access rule."""
 
     scheme: str
     id: str
@@ -114,7 +114,7 @@ class Delete:
 
 @lazy_dataclass(frozen=True, slots=True)
 class Check:
-    """Fails the multi around it unless the znode is there with this data version."""
+    """Fails its multi unless the znode exists with this data version."""
 
     path: str
     version: int = ANY_VERSION
@@ -168,7 +168,10 @@ ReadOp: TypeAlias = GetData | Exists | GetChildren
 
 @lazy_dataclass(frozen=True, slots=True)
 class CreateResult:
-    """`path` is the real one (with its number when sequential). A create inside a session's multi has no stat."""
+    """`path` is the actual path, with the number of a sequential znode.
+
+    A create inside a session's multi has no stat.
+    """
 
     path: str
     stat: Stat | None = None
@@ -204,7 +207,7 @@ class GetDataResult:
 
 @lazy_dataclass(frozen=True, slots=True)
 class ExistsResult:
-    """`stat` is None when the znode is not there: that is an answer, not an error."""
+    """`stat` is None if the znode does not exist, which is not an error."""
 
     stat: Stat | None
 
@@ -310,38 +313,41 @@ class MarshallingError(ZkError):
 
 
 class SessionExpired(ZkError):
-    """The session is over and its ephemeral znodes are gone; nothing of this operation happened or will happen."""
+    """The session is over and its ephemeral znodes are gone. The operation did not and will not take effect."""
 
     code = Code.SESSION_EXPIRED
 
 
 class ConnectionLoss(ZkError):
-    """The answer was lost with the connection: a write may have happened or not; the caller reads to find out."""
+    """The answer was lost with the connection. A write may have taken effect; only a read can tell."""
 
     code = Code.CONNECTION_LOSS
 
 
 class RequestTooLarge(ZkError):
-    """Larger than ZooKeeper takes (jute.maxbuffer): it was not sent, for the server would drop the connection."""
+    """The request exceeds ZooKeeper's limit (jute.maxbuffer).
+
+    It was not sent, because the server would close the connection.
+    """
 
     code = Code.MARSHALLING_ERROR
 
 
 class ThrottledOp(ZkError):
-    """The server has too much to hold already; nothing of the operation happened."""
+    """The server has reached a memory limit; the operation did not take effect."""
 
     code = Code.THROTTLED_OP
 
 
 class NotLogged(ZkError):
-    """The embedded server's log takes no more changes, so the change was not made."""
+    """The embedded server's log accepts no more changes, so the change was not made."""
 
     code = Code.SYSTEM_ERROR
 
 
 @lazy_dataclass(frozen=True, slots=True)
 class MultiFailure:
-    """Which operation of a multi failed, and with what; no operation of it took effect."""
+    """The operation that made a multi fail, and its error. No operation took effect."""
 
     index: int
     op: WriteOp
@@ -350,7 +356,7 @@ class MultiFailure:
 
 
 class MultiFailed(ZkError):
-    """A multi of which nothing took effect. `index`, `op` and `error` name the operation that made it fail."""
+    """A multi failed and nothing took effect. `index`, `op` and `error` name the operation that made it fail."""
 
     def __init__(self, failure: MultiFailure) -> None:
         self.failure = failure
@@ -361,7 +367,7 @@ class MultiFailed(ZkError):
 
 
 _OP_OVERHEAD: Final = 80
-"""Header, lengths, version or flags, and the ACL that everybody may do everything."""
+"""Size of header, lengths, version or flags, and the ACL that allows everything."""
 _ERRORS: Final[dict[int, type[ZkError]]] = {
     cls.code: cls
     for cls in (
@@ -385,13 +391,13 @@ _ERRORS: Final[dict[int, type[ZkError]]] = {
 
 
 def error_for(code: int, path: str = "") -> ZkError:
-    """The error of a reply's code; a code we do not know keeps its number in the message."""
+    """Return the error for a code; the message of an unknown code has its number."""
     cls = _ERRORS.get(code)
     return cls(path) if cls is not None else ZkError(path, f"ZooKeeper error {code} {path}".rstrip())
 
 
 def multi_failure(ops: Sequence[WriteOp], results: tuple[MultiResult, ...]) -> MultiFailure | None:
-    """Finds the operation that made a multi fail: the first with a code other than OK. None when it succeeded."""
+    """Return the operation that made a multi fail: the first with a code other than OK. None if it succeeded."""
     for index, (op, result) in enumerate(zip(ops, results, strict=True)):
         if isinstance(result, ErrorResult) and result.code != Code.OK:
             return MultiFailure(index, op, error_for(result.code, op.path), results)
@@ -399,6 +405,6 @@ def multi_failure(ops: Sequence[WriteOp], results: tuple[MultiResult, ...]) -> M
 
 
 def request_size(op: WriteOp) -> int:
-    """How many bytes it takes in a multi, rather too many than too few."""
+    """Return an upper bound for its size in a multi, in bytes."""
     data = op.data if isinstance(op, Create | SetData) else None
     return len(op.path.encode()) + len(data or b"") + _OP_OVERHEAD

@@ -1,7 +1,7 @@
-"""Every znode of the cluster: its path and its one writer. `klamm.zk.model.znodes` holds what is inside them.
+"""Every znode of the cluster: its path and its one writer. `klamm.zk.model.znodes` has their contents.
 
-Paths are those of Kafka in ZooKeeper mode, so that klamm's brokers and JVM brokers can share a cluster. A chroot is the
-business of the session, never of a path here.
+Paths are those of Kafka in ZooKeeper mode, so that klamm's brokers and JVM brokers can share a cluster. Paths do not
+contain the chroot; the session adds it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ PRODUCER_ID_BLOCK: Final = "/latest_producer_id_block"
 FEATURE: Final = "/feature"
 MIGRATION: Final = "/migration"
 CONSUMERS: Final = "/consumers"
+PEER_SECRET: Final = "/klamm/peer_secret"
 DEFAULT_ENTITY: Final = "<default>"
+ACL: Final = "/kafka-acl"
+ACL_EXTENDED: Final = "/kafka-acl-extended/prefixed"
+ACL_CHANGES: Final = "/kafka-acl-changes"
+ACL_EXTENDED_CHANGES: Final = "/kafka-acl-extended-changes"
+ACL_CHANGE_PREFIX: Final = "acl_changes_"
+_ACL_WRITER: Final = "brokers with an authorizer, asked by CreateAcls and DeleteAcls, compare-and-set on its version"
 _INT32_MAX: Final = 0x7FFFFFFF
 _INT32_DIGITS: Final = 10
 
@@ -61,13 +68,22 @@ class Mode(Enum):
 
 
 class ZnodeRule(NamedTuple):
-    """`codec` names the encode/decode pair in `klamm.zk.model.znodes`; "null" and "text" need none."""
+    """One kind of znode. `codec` names the encode/decode pair in `klamm.zk.model.znodes`; "null" and "none" need none.
+
+    The pairs of `acl` and `acl_change` are in `klamm.security.acl.stored`.
+    `fenced`: the controller writes it only in a multi that checks the version of /controller_epoch.
+    """
 
     pattern: str
     mode: Mode
     codec: str
     writer: str
     fenced: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """The common prefix of its paths."""
+        return self.pattern.partition("{")[0]
 
 
 ZNODES: Final = (
@@ -94,37 +110,58 @@ ZNODES: Final = (
     ),
     ZnodeRule(CLUSTER_ID, Mode.PERSISTENT, "cluster_id", "the first broker of the cluster"),
     ZnodeRule(
-        "/admin/delete_topics/{topic}", Mode.PERSISTENT, "null", "DeleteTopics, tools; the controller removes it"
+        "/admin/delete_topics/{topic}", Mode.PERSISTENT, "null", "DeleteTopics, tools; the controller removes it", True
     ),
     ZnodeRule(
         REASSIGN_PARTITIONS, Mode.PERSISTENT, "reassignment", "tools; the controller shrinks and removes it", True
     ),
     ZnodeRule(PREFERRED_REPLICA_ELECTION, Mode.PERSISTENT, "partitions", "tools; the controller removes it", True),
-    ZnodeRule("/isr_change_notification/isr_change_", Mode.SEQUENTIAL, "partitions", "leaders before 2.7, after it"),
+    ZnodeRule(
+        "/isr_change_notification/isr_change_",
+        Mode.SEQUENTIAL,
+        "partitions",
+        "leaders before 2.7, after they changed an ISR; the controller removes it",
+        fenced=True,
+    ),
     ZnodeRule(
         "/log_dir_event_notification/log_dir_event_",
         Mode.SEQUENTIAL,
         "log_dir_event",
-        "a broker that lost a log directory",
-    ),
-    ZnodeRule("/config/{entity_type}/{entity}", Mode.PERSISTENT, "config", "the config APIs and tools"),
-    ZnodeRule(
-        "/config/changes/config_change_", Mode.SEQUENTIAL, "config_change", "whoever changed a config, after writing it"
+        "a broker that lost a log directory; the controller removes it",
+        fenced=True,
     ),
     ZnodeRule(
-        PRODUCER_ID_BLOCK, Mode.PERSISTENT, "producer_id_block", "the controller, compare-and-set on its version"
+        "/config/{entity_type}/{entity}",
+        Mode.PERSISTENT,
+        "config",
+        "the config APIs and tools; the controller with a new or deleted topic",
+        fenced=True,
     ),
-    ZnodeRule(FEATURE, Mode.PERSISTENT, "feature", "the controller"),
+    ZnodeRule(
+        "/config/changes/config_change_", Mode.SEQUENTIAL, "config_change", "the writer of a config, after it", True
+    ),
+    ZnodeRule(
+        PRODUCER_ID_BLOCK,
+        Mode.PERSISTENT,
+        "producer_id_block",
+        "the controller, compare-and-set on its version; every broker before 3.0, unfenced",
+        fenced=True,
+    ),
+    ZnodeRule(FEATURE, Mode.PERSISTENT, "feature", "the controller", fenced=True),
     ZnodeRule(MIGRATION, Mode.PERSISTENT, "none", "a migration to KRaft; klamm neither reads nor writes it"),
+    ZnodeRule(PEER_SECRET, Mode.PERSISTENT, "none", "the first klamm broker of the cluster"),
+    ZnodeRule("/kafka-acl/{type}/{name}", Mode.PERSISTENT, "acl", _ACL_WRITER),
+    ZnodeRule("/kafka-acl-extended/prefixed/{type}/{name}", Mode.PERSISTENT, "acl", _ACL_WRITER),
+    ZnodeRule("/kafka-acl-changes/acl_changes_", Mode.SEQUENTIAL, "acl_change", "the writer of an ACL, after it"),
     ZnodeRule(
-        "/kafka-acl/{type}/{name}", Mode.PERSISTENT, "none", "JVM authorizers; klamm neither reads nor writes it"
+        "/kafka-acl-extended-changes/acl_changes_", Mode.SEQUENTIAL, "acl_change", "the writer of an ACL, after it"
     ),
     ZnodeRule(
         "/delegation_token/tokens/{id}", Mode.PERSISTENT, "none", "JVM brokers; klamm neither reads nor writes it"
     ),
     ZnodeRule("/consumers/{group}/offsets/{topic}/{partition}", Mode.PERSISTENT, "none", "consumers of the old kind"),
 )
-"""One row a kind of znode. `fenced`: written only in a multi that checks the version of /controller_epoch."""
+"""One row per kind of znode. The simulator checks `fenced` for every write of a controller."""
 
 
 def broker_path(broker_id: int) -> str:
@@ -152,7 +189,7 @@ def delete_topic_path(topic: str) -> str:
 
 
 def isr_change_path(name: str = ISR_CHANGE_PREFIX) -> str:
-    """Without a name: what a sequential create takes."""
+    """Return the path of a notification; without a name, the prefix for a sequential create."""
     return f"{ISR_CHANGE_NOTIFICATION}/{name}"
 
 
@@ -174,12 +211,12 @@ def config_entity_path(entity_type: str, entity: str) -> str:
 
 
 def config_path_of(entity_path: str) -> str:
-    """The config znode that a change notification names, such as `topics/orders` or `users/a/clients/b`."""
+    """Return the config znode that a change notification names, such as `topics/orders` or `users/a/clients/b`."""
     return f"{CONFIG}/{entity_path}"
 
 
 def sequence_number(name: str) -> int:
-    """The ten digits behind a sequential znode's name or path. Raises ValueError when they are not there."""
+    """Return the number at the end of a sequential znode's name or path. Raises ValueError if there is none."""
     digits = name[-10:]
     if len(digits) < 10 or not digits.isdecimal():
         raise ValueError(f"{name!r} does not end in the ten digits of a sequential znode")
@@ -187,9 +224,10 @@ def sequence_number(name: str) -> int:
 
 
 def number_of(name: str) -> int | None:
-    """The id of a broker or partition that is a znode's name; None if Kafka would not write the number that way.
+    """Return the id of a broker or partition in a znode's name; None if Kafka would not write the number that way.
 
-    Anybody can create such a name. Numbers beyond int32 fit into no message, and Python refuses to read very long ones.
+    Any client can create such a name. Numbers beyond int32 fit into no message, and Python refuses to parse very long
+    ones.
     """
     if not (name.isascii() and name.isdecimal() and len(name) <= _INT32_DIGITS):
         return None
@@ -201,11 +239,11 @@ _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU
 
 
 def sanitize(name: str) -> str:
-    """A user or client name as Kafka writes it into a path: percent-encoded, the asterisk and the blank too."""
+    """Return a user or client name as in Kafka's paths: percent-encoded, including asterisks and blanks."""
     return "".join(chr(b) if b in _UNRESERVED else f"%{b:02X}" for b in name.encode())
 
 
 def desanitize(name: str) -> str:
-    from urllib.parse import unquote  # seldom needed, and slow to import
+    from urllib.parse import unquote  # rarely needed, and slow to import
 
     return unquote(name, errors="strict")

@@ -1,7 +1,7 @@
 """ZooKeeper's data model as a pure state machine: (state, request, now) -> (state, result, watch events).
 
-No I/O, no clock, no chance: the same requests give the same tree. The embedded server puts the wire protocol and a log
-around it, the simulator uses it as it is. Left out: container and TTL znodes, quotas, persistent watches.
+No I/O, no clock, no randomness: the same requests give the same tree. The embedded server adds the wire protocol and a
+log; the simulator uses it directly. Left out: container and TTL znodes, quotas, persistent watches.
 
 Rules that are easy to get wrong, all of them ZooKeeper's:
 - the number of a sequential znode is how many children its parent ever had, not a counter of its prefix;
@@ -66,7 +66,7 @@ SPECIAL_PATHS: Final = frozenset({"/", "/zookeeper", "/zookeeper/quota", "/zooke
 _READ_ONLY_ACL: Final = (Acl(Perms.READ, "world", "anyone"),)
 T = TypeVar("T")
 Journal: TypeAlias = Callable[[int], None]
-"""Logs a change under its zxid, after it was found valid and before it takes effect; raises to prevent that."""
+"""Logs a valid change under its zxid before it takes effect; raises to prevent it."""
 
 
 def _unlogged(zxid: int) -> None:
@@ -107,7 +107,7 @@ class ZnodeTree:
         return session
 
     def touch_session(self, session_id: int, now_ms: int, timeout_ms: int | None = None) -> bool:
-        """Notes a sign of life; False when there is no such session."""
+        """Record that the session is alive. Returns False if there is no such session."""
         session = self.sessions.get(session_id)
         if session is None:
             return False
@@ -118,19 +118,19 @@ class ZnodeTree:
         return True
 
     def overdue_sessions(self, now_ms: int) -> list[int]:
-        """Sessions without a sign of life for their timeout, longest overdue first."""
+        """Return the sessions whose timeout has passed, longest overdue first."""
         overdue = [s for s in self.sessions.values() if s.deadline_ms <= now_ms]
         return [s.id for s in sorted(overdue, key=lambda s: (s.deadline_ms, s.id))]
 
     def expire_sessions(self, now_ms: int) -> list[int]:
-        """Ends every overdue session; the numbers of those that ended."""
+        """End every overdue session; return their ids."""
         overdue = self.overdue_sessions(now_ms)
         for session_id in overdue:
             self.close_session(session_id, now_ms)
         return overdue
 
     def close_session(self, session_id: int, now_ms: int, journal: Journal = _unlogged) -> None:
-        """Ends a session by its own wish or by expiry: its ephemeral znodes go, all under one zxid."""
+        """End a session, by request or by expiry. Its ephemeral znodes are removed under one zxid."""
 
         def close(zxid: int) -> None:
             for path in list(self._session(session_id).ephemerals):
@@ -168,7 +168,7 @@ class ZnodeTree:
         auth: Sequence[Id] = SUPER,
         journal: Journal = _unlogged,
     ) -> WriteResult:
-        """One change, or the `ZkError` it is refused with."""
+        """Execute one change, or raise the `ZkError` that refuses it."""
         return self._commit(lambda zxid: self._apply(self._session(session_id), op, zxid, now_ms, auth), journal)
 
     def multi(
@@ -179,7 +179,7 @@ class ZnodeTree:
         auth: Sequence[Id] = SUPER,
         journal: Journal = _unlogged,
     ) -> tuple[MultiResult, ...]:
-        """All changes or none. One result an operation; see `multi_failure` for which of them failed."""
+        """Execute all changes or none. Returns one result per operation; `multi_failure` finds the one that failed."""
         results: list[MultiResult] = []
 
         def apply_all(zxid: int) -> None:
@@ -198,7 +198,7 @@ class ZnodeTree:
         return tuple(results)
 
     def _commit(self, change: Callable[[int], T], journal: Journal) -> T:
-        """Runs a change under the next zxid, and logs it; takes every step of it back when either raises."""
+        """Run a change under the next zxid and log it. If either raises, all steps are undone."""
         zxid = self.last_zxid + 1
         try:
             result = change(zxid)
@@ -364,7 +364,7 @@ class ZnodeTree:
     @overload
     def read(self, op: ReadOp, watcher: int | None = ..., auth: Sequence[Id] = ...) -> ReadResult: ...
     def read(self, op: ReadOp, watcher: int | None = None, auth: Sequence[Id] = SUPER) -> ReadResult:
-        """One read; `watcher` receives the next change if the operation sets a watch."""
+        """Execute one read; `watcher` receives the next change if the operation sets a watch."""
         node = self.nodes.get(op.path)
         if node is not None:
             check_acl(node.acl, Perms.READ, auth, op.path)
@@ -381,7 +381,7 @@ class ZnodeTree:
     def multi_read(
         self, ops: Sequence[GetData | GetChildren], auth: Sequence[Id] = SUPER
     ) -> tuple[GetDataResult | GetChildrenResult | ErrorResult, ...]:
-        """Many reads of one moment, each with its own answer or error. Sets no watches, as ZooKeeper's does not."""
+        """Execute many reads at one zxid, each with its own answer or error. Sets no watches, as in ZooKeeper."""
         results: list[GetDataResult | GetChildrenResult | ErrorResult] = []
         for op in ops:
             try:
@@ -391,7 +391,7 @@ class ZnodeTree:
         return tuple(results)
 
     def get_acl(self, op: GetAcl, auth: Sequence[Id] = SUPER) -> GetAclResult:
-        """The rules of a znode; the digests of others are hidden from who may not administer it."""
+        """Return the access rules of a znode. Digests are hidden unless the caller may administer it."""
         node = self._node(op.path)
         check_acl(node.acl, READ_ACL_PERMS, auth, op.path)
         try:
@@ -418,7 +418,7 @@ class ZnodeTree:
         self.watches.identify(watcher, auth)
 
     def remove_watcher(self, watcher: int) -> None:
-        """Forgets all watches of a connection that is gone; they do not survive it, the session does."""
+        """Forget all watches of a closed connection; its session survives."""
         self.watches.remove(watcher)
 
     def take_events(self) -> list[tuple[int, WatchEvent]]:

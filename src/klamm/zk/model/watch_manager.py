@@ -11,7 +11,7 @@ from klamm.zk.model.ops import EventType, Id, Perms, WatchEvent
 
 
 class WatchTable:
-    """Watchers by path, in the order in which they asked; a trigger forgets those it names."""
+    """Watchers by path, in the order of registration. A trigger removes the watchers that it returns."""
 
     __slots__ = ("_budget", "_by_path", "_by_watcher")
 
@@ -24,7 +24,7 @@ class WatchTable:
         return sum(map(len, self._by_path.values()))
 
     def add(self, path: str, watcher: int) -> None:
-        """Raises ThrottledOp when there are too many already."""
+        """Add a watch. Raises ThrottledOp if there are too many."""
         if watcher in self._by_path.get(path, ()):
             return
         self._budget.take(watcher, path)
@@ -32,7 +32,7 @@ class WatchTable:
         self._by_watcher.setdefault(watcher, {})[path] = None
 
     def trigger(self, path: str) -> list[int]:
-        """Those who watch `path`; they watch it no more."""
+        """Remove and return the watchers of `path`."""
         watchers = self._by_path.pop(path, None)
         if watchers is None:
             return []
@@ -80,23 +80,23 @@ class Watches:
         return events
 
     def fire(self, event: EventType, path: str, node: Znode, nodes: Mapping[str, Znode]) -> None:
-        """One change of a znode: first those who watch it, then those who watch its parent's children."""
-        told = self.data.trigger(path)
+        """Trigger the watches of a changed znode, then those of its parent's children."""
+        watchers = self.data.trigger(path)
         if event is EventType.DELETED:
-            told = list(dict.fromkeys(told + self.child.trigger(path)))
-        self._tell_readers(told, event, path, node)
+            watchers = list(dict.fromkeys(watchers + self.child.trigger(path)))
+        self._notify_readers(watchers, event, path, node)
         if event is not EventType.DATA_CHANGED:
             parent = path[: path.rfind("/")] or "/"
             watchers = self.child.trigger(parent)
             if watchers:
-                self._tell_readers(watchers, EventType.CHILDREN_CHANGED, parent, nodes.get(parent, node))
+                self._notify_readers(watchers, EventType.CHILDREN_CHANGED, parent, nodes.get(parent, node))
 
-    def _tell_readers(self, watchers: list[int], event: EventType, path: str, node: Znode) -> None:
+    def _notify_readers(self, watchers: list[int], event: EventType, path: str, node: Znode) -> None:
         for watcher in watchers:
             if is_allowed(node.acl, Perms.READ, self._identities.get(watcher, SUPER)):
-                self._tell(watcher, event, path)
+                self._notify(watcher, event, path)
 
-    def _tell(self, watcher: int, event: EventType, path: str) -> None:
+    def _notify(self, watcher: int, event: EventType, path: str) -> None:
         self._events.append((watcher, WatchEvent(event, path)))
 
     def restore(
@@ -108,28 +108,28 @@ class Watches:
     ) -> None:
         """Restore the data, exist and child watches of a client; changes since `relative_zxid` are reported.
 
-        Sets all of them or, when there are too many, none.
+        Sets all of them, or none if there are too many.
         """
         data, exist, child = wanted
         self._budget.check(watcher, [*data, *exist, *child])
         for path in data:
             node = nodes.get(path)
             if node is None:
-                self._tell(watcher, EventType.DELETED, path)
+                self._notify(watcher, EventType.DELETED, path)
             elif node.mzxid > relative_zxid:
-                self._tell(watcher, EventType.DATA_CHANGED, path)
+                self._notify(watcher, EventType.DATA_CHANGED, path)
             else:
                 self.data.add(path, watcher)
         for path in exist:
             if path in nodes:
-                self._tell(watcher, EventType.CREATED, path)
+                self._notify(watcher, EventType.CREATED, path)
             else:
                 self.data.add(path, watcher)
         for path in child:
             node = nodes.get(path)
             if node is None:
-                self._tell(watcher, EventType.DELETED, path)
+                self._notify(watcher, EventType.DELETED, path)
             elif node.pzxid > relative_zxid:
-                self._tell(watcher, EventType.CHILDREN_CHANGED, path)
+                self._notify(watcher, EventType.CHILDREN_CHANGED, path)
             else:
                 self.child.add(path, watcher)

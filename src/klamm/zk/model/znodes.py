@@ -1,7 +1,7 @@
-"""What is inside the znodes of `klamm.zk.model.paths`: one encode/decode pair a kind, in Kafka's JSON.
+"""The contents of the znodes of `klamm.zk.model.paths`: one encode/decode pair per kind, in Kafka's JSON.
 
-Decoders take what Kafka's own decoders take (older versions, unknown keys, missing optional keys) and raise
-`ZnodeFormatError` naming the znode otherwise: a controller must neither guess nor stall.
+Decoders accept what Kafka's decoders accept (older versions, unknown keys, missing optional keys). Otherwise they raise
+`ZnodeFormatError`, which names the znode: a controller must neither guess nor stall.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def from_json(path: str, data: bytes | None) -> dict[str, Any]:
     data = data or b""
     try:
         value = json.loads(data)
-        if b"\\u" in data:  # An escape may be half of a surrogate pair, which no message to a broker can hold.
+        if b"\\u" in data:  # An escape may be half of a surrogate pair, which no message can contain.
             _ENCODER.encode(value).encode()
-    except (ValueError, RecursionError) as error:  # the latter for arrays that are nested a thousand times
+    except (ValueError, RecursionError) as error:  # RecursionError: arrays that are nested a thousand times
         raise ZnodeFormatError(path, f"{data[:_SHOWN_BYTES]!r} is not JSON") from error
     if not isinstance(value, dict):
         raise ZnodeFormatError(path, f"{data[:_SHOWN_BYTES]!r} is not a JSON object")
@@ -62,7 +62,7 @@ def from_json(path: str, data: bytes | None) -> dict[str, Any]:
 
 
 def parse(path: str, build: Callable[[], T]) -> T:
-    """Runs a decoder; a missing key or a value of another type becomes a ZnodeFormatError that names the znode."""
+    """Run a decoder. A missing key or a value of another type raises ZnodeFormatError, which names the znode."""
     try:
         return build()
     except KeyError as error:
@@ -74,7 +74,7 @@ def parse(path: str, build: Callable[[], T]) -> T:
 
 
 def int32(value: Any, lowest: int = 0) -> int:
-    """A number that the protocol's messages can carry. Raises what `parse` makes a ZnodeFormatError of."""
+    """Return a number that fits into the protocol's messages. `parse` turns its errors into ZnodeFormatError."""
     number = int(value)
     if not lowest <= number <= _INT32_MAX:
         raise ValueError(f"{value!r} is not a number from {lowest} to {_INT32_MAX}")
@@ -92,7 +92,7 @@ class ControllerZnode:
 
 
 def encode_controller(broker_id: int, timestamp_ms: int, *, version: int = 2) -> bytes:
-    """Version 2 is that of Kafka 3.4 and later, version 1 that before it."""
+    """Version 2 is written by Kafka 3.4 and later, version 1 by earlier releases."""
     value: dict[str, Any] = {"version": version, "brokerid": broker_id, "timestamp": str(timestamp_ms)}
     if version >= 2:
         value["kraftControllerEpoch"] = NO_KRAFT_EPOCH
@@ -129,7 +129,7 @@ _TOPIC_KEYS: Final = frozenset({"version", "partitions", "adding_replicas", "rem
 
 @lazy_dataclass(frozen=True, slots=True)
 class TopicZnode:
-    """A topic's assignment by partition. `extra` keeps keys we do not know, so that a rewrite does not lose them."""
+    """A topic's assignment by partition. `extra` keeps unknown keys, so that a rewrite does not lose them."""
 
     assignment: Mapping[int, ReplicaAssignment]
     topic_id: UUID | None = None
@@ -137,7 +137,10 @@ class TopicZnode:
 
 
 def encode_topic(topic: TopicZnode) -> bytes:
-    """Version 3 when the topic has an id, else 2. Partitions not being reassigned are left out of the two lists."""
+    """Encode version 3 if the topic has an id, else 2.
+
+    The two lists contain only partitions that are being reassigned.
+    """
     ordered = sorted(topic.assignment.items())
     value: dict[str, Any] = {
         **topic.extra,
@@ -152,7 +155,7 @@ def encode_topic(topic: TopicZnode) -> bytes:
 
 
 def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
-    """Versions 1 (partitions only) to 3 (with an id), partitions in order of their numbers."""
+    """Decode versions 1 (partitions only) to 3 (with an id), with the partitions in order."""
     path = paths.topic_path(topic)
     value = from_json(path, data)
 
@@ -185,7 +188,7 @@ def _ids(values: Iterable[int]) -> tuple[int, ...]:
 
 
 def encode_partition_state(state: LeaderIsrAndControllerEpoch) -> bytes:
-    """The recovery state is written only while recovering, as Kafka before 3.2 knows nothing of it."""
+    """The recovery state is written only while recovering, because Kafka before 3.2 does not know it."""
     it = state.leader_and_isr
     recovery = it.leader_recovery_state
     tail = f',"leader_recovery_state":{int(recovery)}' if recovery != LeaderRecoveryState.RECOVERED else ""
@@ -198,7 +201,7 @@ def encode_partition_state(state: LeaderIsrAndControllerEpoch) -> bytes:
 def decode_partition_state(
     topic_partition: TopicPartition, data: bytes | None, version: int
 ) -> LeaderIsrAndControllerEpoch:
-    """`version` is the znode's data version: it becomes the partition epoch."""
+    """Decode a partition's state; `version`, the znode's data version, becomes the partition epoch."""
     path = paths.partition_state_path(*topic_partition)
     value = from_json(path, data)
 
@@ -257,7 +260,7 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 
 
 def decode_config(path: str, data: bytes | None) -> dict[str, str]:
-    """An empty znode, or one without the key `config`, is an entity without settings of its own."""
+    """Decode settings. An empty znode, or one without the key `config`, has none."""
     if not data:
         return {}
     value = from_json(path, data)
@@ -269,7 +272,10 @@ def encode_config_change(entity_path: str) -> bytes:
 
 
 def decode_config_change(path: str, data: bytes | None) -> str:
-    """The path of the changed entity below /config, such as `topics/orders`. Versions 1 and 2, others are refused."""
+    """Return the path of the changed entity below /config, such as `topics/orders`.
+
+    Only versions 1 and 2 are accepted.
+    """
     value = from_json(path, data)
 
     def build() -> str:
@@ -287,14 +293,14 @@ def encode_log_dir_event(broker_id: int) -> bytes:
 
 
 def decode_log_dir_event(path: str, data: bytes | None) -> int:
-    """The broker that lost a log directory."""
+    """Return the broker that lost a log directory."""
     value = from_json(path, data)
     return parse(path, lambda: int32(value["broker"]))
 
 
 @lazy_dataclass(frozen=True, slots=True)
 class ProducerIdBlock:
-    """Producer ids `block_start` to `block_end`, both included, given to one broker."""
+    """Producer ids `block_start` to `block_end`, both included, allocated to one broker."""
 
     broker_id: int
     block_start: int
@@ -313,7 +319,7 @@ def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
 
 
 def decode_producer_id_block(data: bytes | None) -> ProducerIdBlock | None:
-    """None when no block was ever given: the znode is created empty at broker start."""
+    """Return the last block; None if no block was allocated yet, because the znode is created empty."""
     if not data:
         return None
     value = from_json(paths.PRODUCER_ID_BLOCK, data)

@@ -23,7 +23,7 @@ class Admission:
         """Oldest first, with the time at which each ends."""
 
     def admit(self, connection: Connection, now_ms: int) -> bool:
-        """Counts a new connection, which has not sent a handshake. False if its host has too many that are in use."""
+        """Count a new connection without a handshake. Returns False if its host has too many connections in use."""
         of_host = self._hosts.setdefault(connection.host, set())
         of_host.add(connection.number)
         self._idle[connection.number] = now_ms + IDLE_TIMEOUT_MS, connection
@@ -37,11 +37,11 @@ class Admission:
         return True
 
     def on_handshake(self, connection: Connection) -> None:
-        """Notes that the connection is in use."""
+        """Note that the connection is in use."""
         self._idle.pop(connection.number, None)
 
     def on_closing(self, connection: Connection, now_ms: int) -> None:
-        """Notes that the connection only has to send its last answers."""
+        """Note that the connection only has to send its last answers."""
         self._idle.pop(connection.number, None)
         if connection.number in self._hosts.get(connection.host, ()):
             self._idle[connection.number] = now_ms + IDLE_TIMEOUT_MS, connection
@@ -54,7 +54,7 @@ class Admission:
             self._hosts.pop(connection.host, None)
 
     def overdue(self, now_ms: int) -> list[Connection]:
-        """Connections whose time is over."""
+        """Return the connections whose time is over."""
         found = []
         for deadline_ms, connection in self._idle.values():
             if deadline_ms > now_ms:

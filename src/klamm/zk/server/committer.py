@@ -1,8 +1,8 @@
-"""Group commit: what is owed to clients waits until the log that it depends on is on disk.
+"""Group commit: answers to clients wait until the changes that they depend on are on disk.
 
 All records of one turn of the loop, and all that arrive while a sync runs, share the next sync. The sync runs in a
-thread of its own. Nothing that was decided after an unsynced change leaves the server before that change is safe, be it
-the change's own reply, a watch event or somebody else's read.
+thread of its own. Nothing that depends on an unsynced change leaves the server before that change is on disk: neither
+its own reply, nor a watch event, nor the answer to another client's read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from klamm.zk.server.txnlog import sync_dir
 log = logging.getLogger(__name__)
 
 _Roll: TypeAlias = tuple[int, int, asyncio.Future[None]]
-"""The count of records before it, the new file, and who waits for it."""
+"""The number of records before the switch, the new file, and the future of the caller."""
 
 
 class Committer:
@@ -58,7 +58,7 @@ class Committer:
 
     @property
     def is_safe(self) -> bool:
-        """Everything appended is on disk, and everything that waited for it is delivered."""
+        """Whether everything appended is on disk, and everything that waited for it is delivered."""
         return self._appended == self._synced and not self._waiting
 
     @property
@@ -66,7 +66,7 @@ class Committer:
         return len(self._waiting)
 
     def append(self, record: bytes) -> None:
-        """Raises NotLogged once the log has failed: the change must not be made."""
+        """Append a record. Raises NotLogged if the log has failed: the change must not be made."""
         if self._failed:
             raise NotLogged(message="the log cannot be written")
         self.pending_bytes += len(record)
@@ -76,14 +76,14 @@ class Committer:
         self._schedule()
 
     def when_safe(self, deliver: Callable[[], None]) -> None:
-        """Calls `deliver` once everything appended so far is on disk, in the order of the calls."""
+        """Call `deliver` once everything appended so far is on disk, in the order of the calls."""
         if self.is_safe:
             deliver()
         else:
             self._waiting.append((self._appended, deliver))
 
     def roll(self, new_fd: int) -> asyncio.Future[None]:
-        """What is appended from now on goes to another file. Done when the old one is whole, synced and closed."""
+        """Append to another file from now on. Done when the old file is complete, synced and closed."""
         assert self._roll is None, "one roll at a time"
         done: asyncio.Future[None] = self._loop.create_future()
         self._roll = (self._appended, new_fd, done)
@@ -92,7 +92,7 @@ class Committer:
         return done
 
     def fail(self, error: OSError) -> None:
-        """Ends the log: a change cannot be written to it, so no later one may be either."""
+        """End the log: a change could not be written, so no later one may be either."""
         if self._failed:
             return
         self._failed = True
@@ -152,7 +152,7 @@ class Committer:
             self._schedule()
 
     async def close(self) -> None:
-        """Waits until everything appended is on disk, or the disk has failed; then closes the file."""
+        """Wait until everything appended is on disk, or the disk has failed; then close the file."""
         while not self._failed and (self._records or self._running is not None or self._roll is not None):
             if self._running is None:
                 self._start()

@@ -1,7 +1,7 @@
 """The tree behind its log. A change is encoded first, then found valid, then logged, and only then takes effect.
 
 The server changes the tree through this class alone. A change that cannot be encoded or logged is therefore never made:
-the tree takes it back when its journal raises.
+the tree undoes it if its journal raises.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class LoggedTree:
         self._tree.close_session(session_id, now_ms, journal)
 
     def write(self, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> bytes:
-        """The body of the answer. Raises the `ZkError` to answer with."""
+        """Return the body of the answer. Raises the `ZkError` to answer with."""
         journal = self._journal(now_ms, session_id, opcode, auth, body)
         return execute_write(self._tree, session_id, opcode, body, now_ms, auth, journal)
 
     def _journal(self, now_ms: int, session_id: int, opcode: int, auth: Sequence[Id], body: bytes) -> Journal:
-        """Encodes the next change; calling the result logs it."""
+        """Encode the next change and return a function that logs it."""
         zxid = self._tree.last_zxid + 1
         try:
             record = encode_record(LogRecord(zxid, now_ms, session_id, opcode, auth, body))

@@ -13,7 +13,7 @@ COMPATIBLE_VERSION = "3.9.5"
 
 
 class Status(Protocol):
-    """The numbers of a server that the words report."""
+    """The numbers of a server that these commands report."""
 
     @property
     def received(self) -> int: ...

@@ -78,7 +78,7 @@ class Choice:
     zxid: int
     snapshot: int
     time_ms: int
-    """When its last change was made; 0 if no log says so."""
+    """The time of its last change; 0 if no log contains it."""
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Repaired:
 
 
 def inspect(directory: Path) -> Report:
-    """Reads every file. Raises DataDirError if there is no directory of an embedded server."""
+    """Read every file. Raises DataDirError if the directory is not that of an embedded server."""
     if not directory.is_dir():
         raise DataDirError(f"{directory} is not a directory")
     snapshots, logs = numbered(directory, "snapshot"), numbered(directory, "log")
@@ -130,7 +130,7 @@ def inspect(directory: Path) -> Report:
 
 
 def is_in_use(directory: Path) -> bool:
-    """Whether a server has the directory."""
+    """Whether a server uses the directory."""
     try:
         fd = os.open(directory / "lock", os.O_RDONLY)
     except OSError:
@@ -145,10 +145,10 @@ def is_in_use(directory: Path) -> bool:
 
 
 def repair(directory: Path, zxid: int, now_ms: int) -> Repaired:
-    """Sets the directory to the state after change `zxid`, one of the choices of `inspect`.
+    """Set the directory to the state after change `zxid`, one of the choices of `inspect`.
 
-    Sessions end, and epochs and producer ids continue beyond those that lost changes may have used.
-    Raises DataDirInUseError while a server runs, DataDirError if the state cannot be had.
+    Sessions end, and epochs and producer ids continue beyond those that lost changes may have used. Raises
+    DataDirInUseError while a server runs, DataDirError if the state cannot be recovered.
     """
     if not directory.is_dir():
         raise DataDirError(f"{directory} is not a directory")
@@ -176,7 +176,7 @@ def repair(directory: Path, zxid: int, now_ms: int) -> Repaired:
 
 
 def _unused_zxid(report: Report) -> int:
-    """Beyond every change that the files hold, also those in damaged parts that cannot be read."""
+    """Return a zxid beyond every change in the files, including those in damaged parts."""
     unreadable = sum(file.size_bytes - file.damaged_at for file in report.files if file.damaged_at is not None)
     return report.highest + 1 + unreadable // MIN_RECORD_BYTES
 
@@ -197,7 +197,7 @@ def _back_up(directory: Path) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies a file to disk: the original is removed afterwards."""
+    """Copy a file and sync it: the original is removed afterwards."""
     shutil.copy2(source, target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
@@ -215,7 +215,7 @@ def _snapshot_report(path: Path, zxid: int) -> FileReport:
 
 
 def _readable(path: Path) -> bytes:
-    """The content, nothing if the disk refuses it."""
+    """Return the content; empty if it cannot be read."""
     try:
         return read_file(path)
     except DataDirError:
@@ -223,7 +223,7 @@ def _readable(path: Path) -> bytes:
 
 
 def _log_report(path: Path, number: int, durable_zxid: int, *, is_last: bool) -> FileReport:
-    """Only the last log that was used can end with an unfinished write, and only after the newest snapshot."""
+    """Inspect a log. Only the last log in use can end with an unfinished write, and only after the newest snapshot."""
     content = read_file(path)
     size = len(content)
     if size <= len(MAGIC):
@@ -245,7 +245,7 @@ def _log_report(path: Path, number: int, durable_zxid: int, *, is_last: bool) ->
 
 
 def _records(content: bytes) -> Iterator[tuple[int, LogRecord]]:
-    """Records from the beginning, each with the position behind it, until one cannot be read."""
+    """Yield records from the beginning, each with the position after it, until one cannot be read."""
     for position, payload in frames(content):
         try:
             yield position, decode_record(payload)
@@ -254,7 +254,7 @@ def _records(content: bytes) -> Iterator[tuple[int, LogRecord]]:
 
 
 def _choices(directory: Path) -> tuple[Choice, ...]:
-    """Different states, the latest first."""
+    """Return the different states, the latest first."""
     found: dict[int, Choice] = {}
     for base in [*reversed(numbered(directory, "snapshot")), 0]:
         try:
@@ -267,7 +267,7 @@ def _choices(directory: Path) -> tuple[Choice, ...]:
 
 
 def _reach(directory: Path, base: int) -> tuple[ZnodeTree, int]:
-    """The tree of snapshot `base` (0: an empty one) with the changes that follow it, and the time of the last one."""
+    """Return the tree of snapshot `base` (0: an empty one) with all later changes, and the time of the last one."""
     tree = ZnodeTree()
     time_ms = 0
     if base:

@@ -1,4 +1,4 @@
-"""Records of the embedded server's files: a length, a CRC-32 and a payload each; and what a damaged end means.
+"""Records of the embedded server's files, each with a length, a CRC-32 and a payload; and rules for damaged ends.
 
 Logs and snapshots are written with `frame` and read with `frames`. Both ask `fits`, so nothing is ever written that
 cannot be read again.
@@ -41,7 +41,10 @@ _LOGGED_OPCODES: Final = (
 
 
 class LogRecord(NamedTuple):
-    """A request that took effect. `auth` is who asked: access rules must decide the same again."""
+    """A request that took effect.
+
+    `auth` are the identities of its client, so that access rules decide the same again.
+    """
 
     zxid: int
     now_ms: int
@@ -52,7 +55,7 @@ class LogRecord(NamedTuple):
 
 
 def fits(payload_bytes: int) -> bool:
-    """Whether a payload of this size may stand in a file. No record is empty: zeros on disk are never a record."""
+    """Whether a payload of this size is valid. No record is empty, so zeros on disk are never a record."""
     return 0 < payload_bytes <= MAX_RECORD_BYTES
 
 
@@ -72,7 +75,7 @@ def encode_record(record: LogRecord) -> bytes:
 
 
 def decode_record(payload: bytes) -> LogRecord:
-    """Decode a payload. Raises struct.error or MarshallingError when it is not a record of a log."""
+    """Decode a payload. Raises struct.error or MarshallingError if it is not a log record."""
     zxid, now_ms, session_id, opcode, count = _RECORD.unpack_from(payload)
     pos = _RECORD.size
     auth = []
@@ -84,7 +87,7 @@ def decode_record(payload: bytes) -> LogRecord:
 
 
 def frames(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Whole, undamaged payloads from the beginning, each with the position behind it; stops at the first damage."""
+    """Yield undamaged payloads from the beginning, each with the position after it; stop at the first damage."""
     pos = len(MAGIC)
     while (payload := _payload_at(content, pos)) is not None:
         pos += _FRAME.size + len(payload)
@@ -103,10 +106,10 @@ def _payload_at(content: bytes, pos: int) -> bytes | None:
 
 
 def is_torn_end(content: bytes, position: int, last_zxid: int) -> bool:
-    """Whether the damage at `position` is the unfinished write of the last record, which nobody was promised.
+    """Return whether the damage at `position` is an unfinished write of the last record, which was never acknowledged.
 
-    It is not if the damaged record ends before the file does, or if a whole record is found behind it: then changes
-    that were acknowledged follow.
+    It is not if the damaged record ends before the file does, or if a complete record follows it: then acknowledged
+    changes follow.
     """
     rest = content[position:]
     if len(rest) < _FRAME.size:
@@ -121,7 +124,7 @@ def is_torn_end(content: bytes, position: int, last_zxid: int) -> bool:
 
 
 def _is_begun_record(rest: bytes, last_zxid: int) -> bool:
-    """Whether the bytes are the beginning of the next record; an unfinished write leaves its beginning intact."""
+    """Whether the bytes are the beginning of the next record: an unfinished write leaves the beginning intact."""
     zxid = rest[_FRAME.size : _FRAME.size + _ZXID.size]
     return fits(_FRAME.unpack_from(rest)[0]) and _ZXID.pack(last_zxid + 1).startswith(zxid)
 
@@ -144,7 +147,8 @@ def _has_later_record(content: bytes, position: int, last_zxid: int) -> bool:
 
 
 def last_record(content: bytes, position: int, last_zxid: int) -> tuple[int, int]:
-    """The end and the zxid of the last whole record behind damage at `position`, or both arguments if there is none.
+    """Return the end and the zxid of the last complete record after damage at `position`, or both arguments if there is
+    none.
 
     Zxids of a log are consecutive, so the bytes before a record bound its zxid: records that a client has put into a
     znode do not count.
@@ -166,12 +170,12 @@ def last_record(content: bytes, position: int, last_zxid: int) -> tuple[int, int
 
 
 def _zxid_of(payload: bytes | None) -> int:
-    """The zxid of a log record, 0 if it is not one."""
+    """Return the zxid of a log record; 0 for other bytes."""
     return 0 if payload is None or len(payload) < _RECORD.size else int(_RECORD.unpack_from(payload)[0])
 
 
 def _record_pattern(last_zxid: int) -> re.Pattern[bytes]:
-    """Matches where a record with a zxid after `last_zxid` may begin; positions may overlap."""
+    """Find the positions at which a record with a zxid after `last_zxid` may begin; they may overlap."""
     high = last_zxid >> 32
     zxids = b"|".join(re.escape(struct.pack(">i", each)) for each in (high, high + 1))
     opcodes = b"|".join(re.escape(struct.pack(">i", opcode)) for opcode in _LOGGED_OPCODES)

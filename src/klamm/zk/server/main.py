@@ -14,12 +14,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from klamm.zk.server.server import EmbeddedZooKeeper
+from klamm.model import is_loopback
+from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
+from klamm.zk.server.shared_secret import OPEN_GATE, Gate
 from klamm.zk.server.txnlog import DataDirError
 
 
 class EmbeddedZooKeeperThread:
-    """The server on a loop of its own in a thread, for a broker that brings its coordination along.
+    """The server in a thread with its own loop, for a broker that runs its own ZooKeeper.
 
     Takes the arguments of `EmbeddedZooKeeper`. `start` returns when clients can connect, or raises what stopped it.
     `on_failure` is called in the thread when the disk fails later: then the server has ended and does not come back.
@@ -88,8 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port-file", type=Path, help="where the bound port is written once clients can connect")
     parser.add_argument("--min-session-timeout-ms", type=int, default=4_000)
     parser.add_argument("--max-session-timeout-ms", type=int, default=40_000)
+    parser.add_argument("--secret-file", type=Path, help="file with user:password that every client must present")
     parser.add_argument("--no-fsync", action="store_true", help="for tests: do not wait for the disk")
     options = parser.parse_args(arguments)
+    if options.secret_file is None and not is_loopback(options.host):
+        parser.error(f"--host {options.host} requires --secret-file: others than this machine can connect to it")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     gc.set_threshold(100_000, 50, 100)  # a large tree is not garbage: collect rarely
     try:
@@ -97,6 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, DataDirError) as error:
         print(f"The ZooKeeper server cannot start: {error}", file=sys.stderr)
         return 1
+
+
+def _secret(path: Path) -> str:
+    """Read the secret from a file, because others can read the arguments of a process."""
+    return path.read_text().strip()
 
 
 async def _serve(options: Any) -> int:
@@ -107,6 +117,7 @@ async def _serve(options: Any) -> int:
         min_session_timeout_ms=options.min_session_timeout_ms,
         max_session_timeout_ms=options.max_session_timeout_ms,
         fsync=not options.no_fsync,
+        options=ServerOptions(gate=OPEN_GATE if options.secret_file is None else Gate(_secret(options.secret_file))),
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""One request body against a tree: decode, execute, encode the answer. Also how the log repeats a write.
+"""Executes one request body on a tree: decodes, executes, encodes the answer. Recovery repeats logged writes with it.
 
 The result depends only on the tree, the body, the time and the identities, so a logged request repeats exactly.
 """
@@ -54,9 +54,10 @@ class ReconfigDisabled(ZkError):
 def execute_write(
     tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id], journal: Journal
 ) -> bytes:
-    """The body of the answer. Raises the `ZkError` to answer with; a failed multi is an answer, not an error.
+    """Return the body of the answer.
 
-    The limits hold for new requests only: a request that was logged before a limit existed repeats all the same.
+    Raises the `ZkError` to answer with; a failed multi is an answer, not an error. The limits apply to new requests
+    only: a request that was logged before a limit existed is repeated anyway.
     """
     if opcode == OpCode.MULTI:
         codes, ops = jute.read_multi(body, limits.MAX_OPERATIONS)
@@ -82,7 +83,7 @@ def _check_limits(tree: ZnodeTree, session_id: int, ops: Sequence[WriteOp | SetA
 
 
 def repeat_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now_ms: int, auth: Sequence[Id]) -> None:
-    """A write of the log again, without its answer."""
+    """Repeat a logged write, without its answer."""
     if opcode == OpCode.MULTI:
         tree.multi(session_id, jute.read_multi(body)[1], now_ms, auth)
     else:
@@ -90,7 +91,7 @@ def repeat_write(tree: ZnodeTree, session_id: int, opcode: int, body: bytes, now
 
 
 def execute_read(tree: ZnodeTree, opcode: int, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
-    """The body of the answer to a request that changes no znode. Raises the `ZkError` to answer with."""
+    """Return the body of the answer to a request that changes no znode. Raises the `ZkError` to answer with."""
     handler = _READS.get(opcode)
     if handler is None:
         raise Unimplemented(message=f"operation {opcode} is not implemented")
@@ -149,7 +150,7 @@ def _multi_read(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) 
 
 
 def _sync(tree: ZnodeTree, body: bytes, watcher: int, auth: Sequence[Id]) -> bytes:
-    """There is one server: every read is up to date already."""
+    """Answer a sync: there is one server, so every read is up to date."""
     path, _ = jute.read_string(body, 0)
     return jute.string_bytes(path)
 

@@ -1,8 +1,8 @@
 """Makes a state of ZooKeeper that is older than the brokers' logs safe to start from.
 
-Brokers keep what ZooKeeper forgets: records of producer ids that would be handed out again, so that new records look
-like duplicates, and leader epochs that would be used twice. A lost change raises such a number by one step at most, so
-each is raised by the number of lost changes. Sessions end: their brokers are stopped.
+The logs contain producer ids that would be allocated again, so that new records look like duplicates, and leader epochs
+that would be used twice. A lost change raises such a number by one step at most, so each is raised by the number of
+lost changes. Sessions end: their brokers are stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Advance = Callable[[bytes], bytes]
 
 
 def advance(tree: ZnodeTree, lost_changes: int, now_ms: int) -> None:
-    """Ends all sessions, and raises epochs and producer ids beyond those that the lost changes may have used."""
+    """End all sessions, and raise epochs and producer ids beyond those that the lost changes may have used."""
     for session_id in tuple(tree.sessions):
         tree.close_session(session_id, now_ms)
     if not lost_changes:
@@ -41,14 +41,14 @@ def advance(tree: ZnodeTree, lost_changes: int, now_ms: int) -> None:
         change = _change_of(path, lost_changes)
         if change is None or node.data is None:
             continue
-        with suppress(ZnodeFormatError):  # garbage stays as it is: the brokers name it
+        with suppress(ZnodeFormatError):  # invalid data stays: the brokers report it
             node.data = change(node.data)
             node.version += 1
             node.mzxid, node.mtime = tree.last_zxid, now_ms
 
 
 def _change_of(path: str, by: int) -> Advance | None:
-    """How to change the znode, which may be below a chroot; None for the others."""
+    """Return the change for this znode, which may be below a chroot; None for other znodes."""
     if path.endswith(paths.CONTROLLER_EPOCH):
         return lambda data: encode_controller_epoch(_raised(decode_controller_epoch(data), by))
     if path.endswith(paths.PRODUCER_ID_BLOCK):

@@ -12,20 +12,19 @@ Requests of a connection are answered in order, and a watch event comes before a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-from base64 import b64encode
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from klamm.clock import Clock, SystemClock
 from klamm.lazy_dataclass import lazy_dataclass
+from klamm.model import is_loopback
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode
 from klamm.zk.model.limits import MAX_CREDENTIAL_BYTES, MAX_CREDENTIALS, MAX_SESSIONS
-from klamm.zk.model.ops import AuthFailed, Code, Id, ThrottledOp, ZkError
+from klamm.zk.model.ops import AuthFailed, Code, ThrottledOp, ZkError
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server.admission import Admission
 from klamm.zk.server.committer import Committer
@@ -33,8 +32,12 @@ from klamm.zk.server.database import LoggedTree
 from klamm.zk.server.four_letters import four_letter_words
 from klamm.zk.server.request_processor import WRITES, execute_read
 from klamm.zk.server.server_connection import Connection
+from klamm.zk.server.shared_secret import ALWAYS_ADMITTED, OPEN_GATE, Gate, digest_identity
 from klamm.zk.server.snapshot_process import Compaction
 from klamm.zk.server.txnlog import DataDir, sync_dir
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ DEFAULT_TICK_MS: Final = 2_000
 MAX_FRAME_BYTES: Final = 0xFFFFF
 """The default of ZooKeeper's jute.maxbuffer."""
 MAX_UNSYNCED_BYTES: Final = 64 << 20
-"""Changes that may wait for the disk before no further request is read."""
+"""Maximum changes that wait for the disk. Beyond it no request is read."""
 MAX_HELD_BYTES: Final = 256 << 20
 """Unread requests and unsent answers of all connections; beyond it, the connection with the most of them ends."""
 _HELD_CHECK_BYTES: Final = 8 << 20
@@ -51,10 +54,14 @@ _NO_TOKEN: Final = b"\xff\xff\xff\xff"
 
 
 @lazy_dataclass(frozen=True, slots=True)
-class ServerBounds:
+class ServerOptions:
+    """Limits of the server, and how clients reach it."""
+
     max_connections_per_host: int = 1_000
     roll_bytes: int = 64 << 20
     """Size of the transaction log at which it is compacted into a snapshot."""
+    gate: Gate = OPEN_GATE
+    tls: SSLContext | None = None
 
 
 class EmbeddedZooKeeper:
@@ -72,10 +79,10 @@ class EmbeddedZooKeeper:
         min_session_timeout_ms: int = 2 * DEFAULT_TICK_MS,
         max_session_timeout_ms: int = 20 * DEFAULT_TICK_MS,
         fsync: bool = True,
-        bounds: ServerBounds | None = None,
+        options: ServerOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        bounds = bounds if bounds is not None else ServerBounds()
+        options = options if options is not None else ServerOptions()
         self.host = host
         self.port = port
         self.max_frame_bytes = MAX_FRAME_BYTES
@@ -87,8 +94,9 @@ class EmbeddedZooKeeper:
         self._min_timeout_ms, self._max_timeout_ms = min_session_timeout_ms, max_session_timeout_ms
         self._tick_ms = max(10, min(DEFAULT_TICK_MS, min_session_timeout_ms // 2))
         self._fsync = fsync
-        self._admission = Admission(bounds.max_connections_per_host)
-        self._roll_bytes = bounds.roll_bytes
+        self._admission = Admission(options.max_connections_per_host)
+        self._roll_bytes = options.roll_bytes
+        self._gate, self._tls = options.gate, options.tls
         self._clock = clock or SystemClock()
         self.tree = ZnodeTree(tick_ms=self._tick_ms)
         self.commands = four_letter_words(self)
@@ -102,13 +110,15 @@ class EmbeddedZooKeeper:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> EmbeddedZooKeeper:
-        """Raises DataDirError when the directory cannot be used, OSError when the port cannot."""
+        """Recover and listen. Raises DataDirError if the directory cannot be used, OSError if the port cannot."""
         self._loop = asyncio.get_running_loop()
         self._data_dir = DataDir(self._path)
         try:
             self._data_dir.recover(self.tree)
             self._begin_log()
-            self._server = await self._loop.create_server(self._accept, self.host, self.port, backlog=512)
+            self._server = await self._loop.create_server(
+                self._accept, self.host, self.port, backlog=512, ssl=self._tls
+            )
         except BaseException:
             self._data_dir.close()
             raise
@@ -124,6 +134,8 @@ class EmbeddedZooKeeper:
         return self
 
     def _begin_log(self) -> None:
+        if self._fsync:
+            self._data_dir.sync_last_log()
         fd = self._data_dir.new_log(self.tree.last_zxid + 1)
         if self._fsync:
             os.fsync(fd)
@@ -187,21 +199,27 @@ class EmbeddedZooKeeper:
         return Connection(self, self._next_connection)
 
     def on_connected(self, connection: Connection) -> bool:
-        """False when the client's host has too many connections already."""
+        """Admit a connection. Returns False if the client's host has too many."""
         self.connections[connection.number] = connection
         self.tree.identify_watcher(connection.number, connection.auth)
         return self._admission.admit(connection, self._monotonic_ms())
+
+    def may_ask(self, connection: Connection) -> bool:
+        """Whether a client without a session may send four-letter words."""
+        return self._gate.is_open or is_loopback(connection.host)
 
     def on_closing(self, connection: Connection) -> None:
         self._admission.on_closing(connection, self._monotonic_ms())
 
     def on_disconnected(self, connection: Connection) -> None:
-        """Watches end with the connection, the session does not."""
+        """Watches end with the connection. The session does not, unless its client never proved itself."""
         self.connections.pop(connection.number, None)
         self._admission.remove(connection)
         self.tree.remove_watcher(connection.number)
         if connection.session_id is not None and self._by_session.get(connection.session_id) is connection:
             del self._by_session[connection.session_id]
+        if connection.has_new_session and not self._has_ended and not self._gate.admits(connection.auth):
+            self._close_session(connection.session_id or 0)
 
     def on_frame(self, connection: Connection, frame: bytes) -> None:
         self.received += 1
@@ -221,7 +239,7 @@ class EmbeddedZooKeeper:
         self._execute(connection, connection.session_id, xid, opcode, body)
 
     def on_bytes(self, size: int) -> None:
-        """Counts bytes that came in or go out, and looks now and then at how much the connections hold."""
+        """Count received and unsent bytes, and check from time to time how much the connections hold."""
         self._moved_bytes += size
         if self._moved_bytes < _HELD_CHECK_BYTES:
             return
@@ -250,7 +268,7 @@ class EmbeddedZooKeeper:
         self._dirty[connection.number] = connection
 
     def flush(self) -> None:
-        """Hands what was written to the sockets, once a turn."""
+        """Pass written answers to the sockets, once per turn of the loop."""
         dirty, self._dirty = self._dirty, {}
         for connection in dirty.values():
             connection.flush()
@@ -270,6 +288,7 @@ class EmbeddedZooKeeper:
         timeout_ms = min(max(request.timeout_ms, self._min_timeout_ms), self._max_timeout_ms)
         if request.session_id == 0:
             session_id, password = self._new_session(timeout_ms)
+            connection.has_new_session = True
         else:
             session_id, password = request.session_id, request.password
             if not self._resume_session(session_id, password, timeout_ms):
@@ -304,7 +323,7 @@ class EmbeddedZooKeeper:
         self._notify()
 
     def _tick(self) -> None:
-        """Ends overdue sessions and silent connections, and has large logs compacted."""
+        """End overdue sessions and silent connections, and start the compaction of large logs."""
         now_ms = self._monotonic_ms()
         late_ms = now_ms - self._tick_due_ms
         if late_ms > self._tick_ms:
@@ -322,7 +341,7 @@ class EmbeddedZooKeeper:
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
 
     def _expire_sessions(self, now_ms: int) -> None:
-        """Ends sessions that were overdue at `now_ms`, in slices: other clients are served in between."""
+        """End sessions that were overdue at `now_ms`, in slices: other clients are served in between."""
         overdue = [] if self._has_ended else self.tree.overdue_sessions(now_ms)
         for session_id in overdue[:_EXPIRED_PER_TURN]:
             self.expire_session(session_id)
@@ -330,7 +349,7 @@ class EmbeddedZooKeeper:
             self._loop.call_soon(self._expire_sessions, now_ms)
 
     def expire_session(self, session_id: int) -> None:
-        """Ends a session as if its client had been silent for too long; faults of tests come in here too."""
+        """End a session as if its client had been silent for too long. Tests inject this fault too."""
         log.info("session %#x has expired", session_id)
         self._close_session(session_id)
         connection = self._by_session.pop(session_id, None)
@@ -350,6 +369,8 @@ class EmbeddedZooKeeper:
             return
         answer, code = b"", 0
         try:
+            if opcode not in ALWAYS_ADMITTED and not self._gate.admits(connection.auth):
+                raise AuthFailed(message="this server requires its shared secret")
             if opcode in WRITES:
                 answer = self._logged.write(session_id, opcode, body, self._clock.now_ms(), connection.auth)
             elif opcode == OpCode.CLOSE_SESSION:
@@ -370,7 +391,10 @@ class EmbeddedZooKeeper:
             self._committer.when_safe(connection.close)
 
     def _notify(self) -> None:
-        """Sends the events of one change. Restored watches have thousands for one connection: they leave together."""
+        """Send the events of one change.
+
+        Restored watches may cause thousands for one connection; they are sent together.
+        """
         events = self.tree.take_events()
         if not events:
             return
@@ -388,9 +412,10 @@ class EmbeddedZooKeeper:
             return
         if scheme != "digest":
             raise AuthFailed(message=f"authentication scheme {scheme!r} is not supported")
-        user = credential.decode(errors="replace").split(":", 1)[0]
-        digest = b64encode(hashlib.sha1(credential).digest()).decode()
-        who = Id("digest", f"{user}:{digest}")
+        who = digest_identity(credential)
+        if not self._gate.accepts(who):
+            log.warning("refusing the credentials of a client at %s", connection.host)
+            raise AuthFailed(message="the shared secret is another one")
         if who not in connection.auth:
             known = connection.auth
             size = sum(len(each.id.encode()) for each in (*known, who))

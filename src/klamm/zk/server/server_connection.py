@@ -13,13 +13,13 @@ from klamm.zk.model.ops import Id
 _LENGTH: Final = struct.Struct(">i")
 MAX_WAITING: Final = 1_000
 MAX_WAITING_BYTES: Final = 4 << 20
-"""Replies that may wait for the disk before a connection is read no further."""
+"""Maximum replies that wait for the disk. Beyond it the connection is not read."""
 FRAMES_PER_TURN: Final = 64
 BYTES_PER_TURN: Final = 128 << 10
 SECONDS_PER_TURN: Final = 0.005
 """Requests that are executed before other connections have their turn."""
 FLUSH_BYTES: Final = 64 << 10
-"""Replies go to the socket at this size at the latest, so that a client that does not read is noticed."""
+"""Replies of this size are passed to the socket at once, so that a client that does not read is noticed."""
 
 
 class FrameHandler(Protocol):
@@ -31,6 +31,7 @@ class FrameHandler(Protocol):
     @property
     def is_congested(self) -> bool: ...
 
+    def may_ask(self, connection: Connection) -> bool: ...
     def on_connected(self, connection: Connection) -> bool: ...
     def on_frame(self, connection: Connection, frame: bytes) -> None: ...
     def on_closing(self, connection: Connection) -> None: ...
@@ -46,6 +47,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: FrameHandler, number: int) -> None:
         self.number = number
         self.session_id: int | None = None
+        self.has_new_session = False
+        """Whether this connection created its session; it may also have resumed one."""
         self.auth: Sequence[Id] = ()
         self.host = ""
         self._server = server
@@ -119,7 +122,8 @@ class Connection(asyncio.Protocol):
     def _read_frames(self) -> bool:
         """False if this turn's share is used up and there may be more."""
         buffer, pos, size = self._buffer, 0, len(self._buffer)
-        if self.session_id is None and size >= 4 and (command := self._server.commands.get(bytes(buffer[:4]))):
+        is_asked = self.session_id is None and size >= 4 and self._server.may_ask(self)
+        if is_asked and (command := self._server.commands.get(bytes(buffer[:4]))):
             self.write(command())
             self.close()
         count = 0
@@ -153,7 +157,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_held(self) -> bool:
-        """Whether no request may be executed now: the client does not read, or the disk is behind; or ever again."""
+        """Whether no request may be executed now, because the client does not read or the disk lags, or ever again."""
         return (
             self._is_ending
             or self._write_paused
@@ -165,13 +169,13 @@ class Connection(asyncio.Protocol):
     # --- the server's side -------------------------------------------------------------------------------------------
 
     def wait_one(self, frame: bytes) -> None:
-        """One more reply waits for the disk; too many, and no more requests are read."""
+        """Count a reply that waits for the disk. If there are too many, no more requests are read."""
         self._waiting += 1
         self._waiting_bytes += len(frame)
         self.update_reading()
 
     def deliver(self, frame: bytes) -> None:
-        """A reply that waited; it leaves with the next `flush`."""
+        """Write a reply that waited for the disk; the next `flush` sends it."""
         self._waiting -= 1
         self._waiting_bytes -= len(frame)
         self.write(frame)
@@ -194,11 +198,11 @@ class Connection(asyncio.Protocol):
             self.update_reading()
 
     def end(self) -> None:
-        """Executes no further request, although answers may still have to wait for the disk before `close`."""
+        """Execute no further requests; answers may still wait for the disk before `close`."""
         self._is_ending = True
 
     def close(self) -> None:
-        """Sends what was written, then closes. Nothing more is read."""
+        """Send written answers, then close. Nothing more is read."""
         if self._closing:
             return
         self.flush()
@@ -214,12 +218,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Requests that were not executed and answers that were not sent."""
+        """The size of requests that were not executed and answers that were not sent."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._buffer) + self._waiting_bytes + self._out_bytes + unsent
 
     def update_reading(self) -> None:
-        """Stops reading while the connection is held; afterwards, requests that are here already come first."""
+        """Stop reading while the connection is held. Afterwards, requests that were received already come first."""
         if self._is_held:
             self._set_reading(False)
             if self._server.is_congested:

@@ -1,4 +1,4 @@
-"""Snapshots of a running server: a process of its own turns closed logs into one, then covered files are removed."""
+"""Snapshots of a running server: a separate process creates one from closed logs, then covered files are removed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from klamm.zk.server.txnlog import DataDir, DataDirError
 log = logging.getLogger(__name__)
 
 MAX_LOG_FILES: Final = 8
-"""Logs without a snapshot that a start may find before it has one written."""
+"""Number of logs without a snapshot at which a start has one written."""
 COMPACTION_RETRY_MS: Final = 60_000
-"""How long after a disk error the next compaction is tried."""
+"""Pause after a disk error before the next compaction."""
 
 
 class Compaction:
-    """At most one at a time. An error costs nothing but the compaction: the logs are kept."""
+    """Runs at most one compaction at a time. After an error the logs are kept."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Compaction:
         self._due_ms = 0
 
     def start_after_recovery(self) -> None:
-        """Compacts the logs of earlier runs if there are many; the log of this run has just begun."""
+        """Compact the logs of earlier runs if there are many; the log of this run has just begun."""
         if self._data_dir.uncovered_logs() > MAX_LOG_FILES:
             self._start(self._tree.last_zxid + 1)
 
     def start_if_due(self) -> None:
-        """Begins a new log and compacts the old ones if the log is large enough."""
+        """Begin a new log and compact the old ones if the log is large enough."""
         is_full = self._committer.size_bytes > self._roll_bytes
         if is_full and self._task is None and self._monotonic_ms() >= self._due_ms:
             self._start(None)
@@ -82,7 +82,7 @@ class Compaction:
         return self._process.wait()
 
     async def stop(self, *, log_failed: bool) -> None:
-        """Ends a compaction that is under way; after a failure of the log nobody would finish its roll."""
+        """End a compaction in progress: after a failure of the log it could not complete."""
         task, self._is_stopping = self._task, True
         while task is not None and not task.done():
             if self._process is not None:

@@ -1,4 +1,4 @@
-"""A tree as records and back: the zxid, the sessions, the znodes (parents first), and an end that proves it whole."""
+"""Converts a tree to records and back: the zxid, the sessions, the znodes (parents first), and an end mark."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _dump_node(path: str, node: Znode) -> bytes:
 
 
 def load_tree(tree: ZnodeTree, records: Sequence[bytes]) -> None:
-    """Fills an empty tree. Raises ValueError, KeyError, struct.error or MarshallingError when records are not whole."""
+    """Fill an empty tree. Raises ValueError, KeyError, struct.error or MarshallingError if records are incomplete."""
     if not records or records[-1] != _END:
-        raise ValueError("the snapshot has no end")
+        raise ValueError("its end is missing")
     _, last_zxid, sessions, nodes = _HEAD.unpack(records[0])
     if len(records) != sessions + nodes + 2:
-        raise ValueError("the snapshot has fewer records than it says")
+        raise ValueError("its number of records is not the one that it states")
     for record in records[1 : 1 + sessions]:
         _, session_id, timeout_ms = _SESSION.unpack_from(record)
         tree.sessions[session_id] = Session(session_id, timeout_ms, record[_SESSION.size :])

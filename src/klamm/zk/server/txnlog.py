@@ -1,8 +1,8 @@
 """Durability of the embedded server: a write-ahead log of requests, snapshots of the tree, and recovery from both.
 
 Files in the data directory: `log.<zxid>` holds the requests that took effect from that zxid on, `snapshot.<zxid>` the
-tree up to and including it, `lock` keeps a second server out. The unfinished last record of the last log is cut off:
-nobody was promised it. Damage anywhere else in a log stops the start, because acknowledged changes follow it. A damaged
+tree up to and including it, `lock` keeps a second server out. An unfinished last record of the last log is cut off: it
+was never acknowledged. Damage anywhere else in a log stops the start, because acknowledged changes follow it. A damaged
 snapshot is replaced by the previous one and the logs since, so `KEPT_SNAPSHOTS` and their logs are kept.
 
 Snapshots are made from the files alone (`compact`), in a process of its own: the server never stops to write one.
@@ -53,7 +53,7 @@ class DataDirError(Exception):
 
 
 class DataDirInUseError(DataDirError):
-    """Another server has the data directory."""
+    """Another server uses the data directory."""
 
 
 class DamagedError(DataDirError):
@@ -67,7 +67,7 @@ class DamagedError(DataDirError):
 
 
 def repeat(tree: ZnodeTree, record: LogRecord) -> None:
-    """Executes a logged request again. Raises DataDirError when it does not lead to the zxid it led to before."""
+    """Execute a logged request again. Raises DataDirError if it does not lead to the same zxid as before."""
     if record.zxid != tree.last_zxid + 1:
         raise DataDirError(f"the logged change {record.zxid:#x} does not follow {tree.last_zxid:#x}: a log is missing")
     try:
@@ -104,7 +104,7 @@ class DataDir:
         os.close(self._lock_fd)
 
     def recover(self, tree: ZnodeTree) -> None:
-        """Fills an empty tree from the newest usable snapshot and the logs after it; cuts off an unfinished write.
+        """Fill an empty tree from the newest usable snapshot and the logs after it; cut off an unfinished write.
 
         Raises DamagedError, and changes no file, if acknowledged changes would be lost.
         """
@@ -113,8 +113,22 @@ class DataDir:
         self._make_private()
         recover_tree(self.path, tree, TornEnd.CUT_OFF)
 
+    def sync_last_log(self) -> None:
+        """Force the last log to disk. A killed server may have left changes in the system's memory only.
+
+        If a new log survived a power failure and the end of this one did not, the changes between them would be gone.
+        """
+        logs = numbered(self.path, "log")
+        if not logs:
+            return
+        fd = os.open(log_path(self.path, logs[-1]), os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
     def new_log(self, first_zxid: int) -> int:
-        """Creates the log for changes from exactly `first_zxid` on. The caller makes the directory durable."""
+        """Create the log for changes from exactly `first_zxid` on. The caller syncs the directory."""
         path = log_path(self.path, first_zxid)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
@@ -132,7 +146,7 @@ class DataDir:
         return fd
 
     def remove_covered(self) -> None:
-        """Removes snapshots except the newest three, and closed logs that the oldest of these covers."""
+        """Remove snapshots except the newest three, and closed logs that the oldest of these covers."""
         snapshots = numbered(self.path, "snapshot")
         if len(snapshots) < KEPT_SNAPSHOTS:
             return
@@ -144,12 +158,12 @@ class DataDir:
                 log_path(self.path, first).unlink(missing_ok=True)
 
     def uncovered_logs(self) -> int:
-        """How many logs a start has to read."""
+        """The number of logs that a start has to read."""
         newest = max(numbered(self.path, "snapshot"), default=0)
         return sum(first > newest for first in numbered(self.path, "log"))
 
     def _make_private(self) -> None:
-        """Withdraws other users' access to files that earlier versions created readable by everyone."""
+        """Withdraw other users' access to files that earlier versions created readable by everyone."""
         ours = [path for path in self.path.iterdir() if path.name == "lock" or _NAME.fullmatch(path.name)]
         for path in ours:
             with contextlib.suppress(PermissionError):
@@ -170,13 +184,13 @@ def zxid_of(path: Path) -> int:
 
 
 def numbered(directory: Path, kind: str) -> list[int]:
-    """The zxids in the names of the files of a kind, ascending. Other files are ignored."""
+    """Return the zxids in the names of the files of a kind, ascending. Other files are ignored."""
     found = (_NAME.fullmatch(path.name) for path in directory.glob(f"{kind}.*"))
     return sorted(int(match[2], 16) for match in found if match is not None and match[1] == kind)
 
 
 def read_file(path: Path) -> bytes:
-    """The content. Raises DataDirError, which names the file, if the disk refuses it."""
+    """Return the content. Raises DataDirError, which names the file, if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -192,9 +206,9 @@ def sync_dir(directory: Path) -> None:
 
 
 def recover_tree(directory: Path, tree: ZnodeTree, torn_end: TornEnd, before: int | None = None) -> int:
-    """Fills an empty tree from the files, of those before zxid `before`; the zxid of the snapshot that was used.
+    """Fill an empty tree from the files before zxid `before`; return the zxid of the snapshot that was used.
 
-    A snapshot is made of changes that are on disk: if it is damaged, the logs must reach at least as far.
+    A snapshot contains only changes that are on disk: if it is damaged, the logs must reach at least as far.
     """
     used = _load_newest(directory, tree, before)
     newest = max((z for z in numbered(directory, "snapshot") if before is None or z < before), default=0)
@@ -223,7 +237,7 @@ def _check_first_log(directory: Path, logs: list[int], last_zxid: int) -> None:
 
 
 def begun_logs(directory: Path, logs: list[int]) -> list[int]:
-    """Logs at the end that were begun and never used; the first log of all does not count.
+    """Return the logs at the end that were created and never used; the first log of all does not count.
 
     A roll begins the next log before the last records of the old one are synced, and writes to it only afterwards: a
     power cut in between leaves the old one torn, and it is the last that counts.
@@ -235,7 +249,7 @@ def begun_logs(directory: Path, logs: list[int]) -> list[int]:
 
 
 def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd, durable_zxid: int) -> None:
-    """Repeats the changes of a log. Those up to `durable_zxid` were on disk: their damage is not a torn write."""
+    """Repeat the changes of a log. Those up to `durable_zxid` were on disk, so damage to them is not a torn write."""
     content = read_file(path)
     if len(content) > len(MAGIC) and not content.startswith(MAGIC):
         raise DamagedError(path.parent, f"{path} is damaged at byte 0")
@@ -266,7 +280,7 @@ def _replay(path: Path, tree: ZnodeTree, torn_end: TornEnd, durable_zxid: int) -
 
 
 def _load_newest(directory: Path, tree: ZnodeTree, before: int | None) -> int:
-    """Loads the newest snapshot that is whole; without one, the tree stays empty and the logs must be complete."""
+    """Load the newest undamaged snapshot. Without one, the tree stays empty and the logs must be complete."""
     snapshots = [z for z in numbered(directory, "snapshot") if before is None or z < before]
     for zxid in reversed(snapshots):
         path = snapshot_path(directory, zxid)
@@ -285,9 +299,15 @@ def _load_newest(directory: Path, tree: ZnodeTree, before: int | None) -> int:
 
 
 def load_snapshot(path: Path, tree: ZnodeTree) -> None:
-    """Fills the tree from a snapshot. Raises DataDirError, and leaves the tree as it was, if it is damaged."""
+    """Fill the tree from a snapshot. If it is damaged, raises DataDirError and does not change the tree."""
     content = read_file(path)
-    payloads = [payload for _, payload in frames(content)] if content.startswith(MAGIC) else []
+    if not content.startswith(MAGIC):
+        raise DataDirError(f"{path} is damaged: it does not begin like a snapshot")
+    end, payloads = len(MAGIC), []
+    for end, payload in frames(content):  # noqa: B007 - used after the loop
+        payloads.append(payload)
+    if end < len(content):
+        raise DataDirError(f"{path} is damaged at byte {end} of {len(content)}")
     loaded = ZnodeTree()
     try:
         load_tree(loaded, payloads)
@@ -297,7 +317,7 @@ def load_snapshot(path: Path, tree: ZnodeTree) -> None:
 
 
 def compact(directory: Path, before: int) -> None:
-    """Writes the snapshot of everything before zxid `before`, from the files that are closed already."""
+    """Write the snapshot of everything before zxid `before`, from closed files."""
     tree = ZnodeTree()
     used = recover_tree(directory, tree, TornEnd.REFUSE, before)
     if used != tree.last_zxid:
@@ -305,7 +325,7 @@ def compact(directory: Path, before: int) -> None:
 
 
 def write_snapshot(directory: Path, tree: ZnodeTree) -> None:
-    """Writes the snapshot of a tree, and reads it again before it counts: logs are removed on the strength of it."""
+    """Write the snapshot of a tree, and read it again before it counts, because logs are removed afterwards."""
     target = snapshot_path(directory, tree.last_zxid)
     # A compactor may outlive a server that was killed: each writes a file of its own.
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")

@@ -1,0 +1,113 @@
+"""The one place that decides what the sender of a request may do: clients by access control entries, brokers as peers.
+
+Without an authorizer every client may do everything, and a check costs one attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from logging import DEBUG, getLogger
+from typing import Final
+
+from klamm.apis.api_declaration import Broker, RequestContext
+from klamm.errors import ErrorCode
+from klamm.security.acl import audit
+from klamm.security.acl.bindings import CLUSTER_NAME, AclOperation, ResourceType
+
+FAILED: Final = {
+    ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+"""The error of an operation that is not allowed."""
+_is_logged: Final = getLogger(audit.LOGGER).isEnabledFor
+_CLUSTER: Final = ResourceType.CLUSTER
+_CLUSTER_ACTION: Final = AclOperation.CLUSTER_ACTION
+
+
+def may(
+    broker: Broker,
+    ctx: RequestContext,
+    operation: AclOperation,
+    kind: ResourceType,
+    name: str,
+    *,
+    is_probe: bool = False,
+) -> bool:
+    """Return whether the client may do the operation. `is_probe`: a refusal is not an event for the audit log."""
+    acls = broker.acls
+    if acls is None:
+        return True
+    channel = ctx.channel
+    principal, host = channel.principal, channel.client_host
+    if acls.authorizer.is_allowed(principal, host, operation, kind, name):
+        if _is_logged(DEBUG):
+            audit.allowed(principal, host, operation, kind, name, ctx.api_name)
+        return True
+    audit.denied(principal, host, operation, kind, name, ctx.api_name, is_probe=is_probe)
+    return False
+
+
+def remembering(
+    broker: Broker, ctx: RequestContext, operation: AclOperation, kind: ResourceType
+) -> Callable[[str], bool]:
+    """Return `may` for many names of one request: each name is decided, and logged, once."""
+    decided: dict[str, bool] = {}
+    ctx.hold(decided)
+
+    def is_allowed(name: str) -> bool:
+        known = decided.get(name)
+        if known is None:
+            known = decided[name] = may(broker, ctx, operation, kind, name)
+        return known
+
+    return is_allowed
+
+
+def may_on_cluster(broker: Broker, ctx: RequestContext, operation: AclOperation, *, is_probe: bool = False) -> bool:
+    return may(broker, ctx, operation, _CLUSTER, CLUSTER_NAME, is_probe=is_probe)
+
+
+def may_on_any(broker: Broker, ctx: RequestContext, operation: AclOperation, kind: ResourceType) -> bool:
+    """Return whether the client may do the operation on at least one resource of this type (KIP-679)."""
+    acls = broker.acls
+    if acls is None:
+        return True
+    channel = ctx.channel
+    principal, host = channel.principal, channel.client_host
+    if acls.authorizer.is_allowed_on_any(principal, host, operation, kind):
+        if _is_logged(DEBUG):
+            audit.allowed(principal, host, operation, kind, None, ctx.api_name)
+        return True
+    audit.denied(principal, host, operation, kind, None, ctx.api_name)
+    return False
+
+
+def operations(broker: Broker, ctx: RequestContext, kind: ResourceType, name: str, *, all_of_them: int) -> int:
+    """Return the operations that the client may do, as bits; `all_of_them` without an authorizer."""
+    acls = broker.acls
+    if acls is None:
+        return all_of_them
+    return acls.authorizer.operations(ctx.channel.principal, ctx.channel.client_host, kind, name)
+
+
+def cluster_operations(broker: Broker, ctx: RequestContext, *, all_of_them: int) -> int:
+    """The same for the cluster, which needs DESCRIBE; otherwise none are reported."""
+    if not may_on_cluster(broker, ctx, AclOperation.DESCRIBE):
+        return 0
+    return operations(broker, ctx, _CLUSTER, CLUSTER_NAME, all_of_them=all_of_them)
+
+
+def is_peer(broker: Broker, ctx: RequestContext, sender: int | None = None) -> bool:
+    """Return whether the request may come from another broker; `sender` is the id that it claims, if it names one.
+
+    With an authorizer the principal needs CLUSTER_ACTION, as in Kafka. Without one the connection must be that of a
+    registered broker that has proven itself, unless `klamm.admit.unproven.peers` admits everyone.
+    """
+    if broker.acls is not None:
+        return may_on_cluster(broker, ctx, _CLUSTER_ACTION)
+    if broker.config.klamm_admit_unproven_peers:
+        return True
+    peer = ctx.channel.peer_broker_id
+    return peer is not None and sender in (None, peer)

@@ -1,0 +1,234 @@
+"""AddPartitionsToTxn (24): makes partitions part of a transaction; the first of them open it.
+
+v0-5: throttling before the wait v1 (KIP-219); PRODUCER_FENCED (90) v2, before it INVALID_PRODUCER_EPOCH (47); flexible
+v3; from v4 on (KIP-890) brokers send it, with several transactions in one request, to verify that a partition belongs
+to a transaction (TRANSACTION_ABORTABLE, 120, if not) or to add it; v5 is the same. If one partition of a transaction
+does not exist (UNKNOWN_TOPIC_OR_PARTITION, 3), none is added, and the others are OPERATION_NOT_ATTEMPTED (55).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from klamm.apis.access import may
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import All, FromPeer, Needs
+from klamm.apis.parts import MOST, Parts, in_parts
+from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.transaction_errors import error_for_client, unless_given_up
+from klamm.coordinator.deferred import Deferred, all_of
+from klamm.errors import ErrorCode
+from klamm.model import BROKER_TOPICS, TopicPartition, TransactionVersion
+from klamm.protocol.chunked import CHUNK, pieces
+from klamm.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+from klamm.security.acl.bindings import AclOperation, ResourceType
+
+FIRST_BROKER_VERSION: Final = 4
+_WRITE_WEIGHT: Final = 20
+"""A transaction that grows is written to the log: it counts as this many partitions that are only looked up."""
+Answer = AddPartitionsToTxnResponse | None
+Known = dict[TopicPartition, None]
+Errors = dict[TopicPartition, ErrorCode]
+ErrorOf = Callable[[TopicPartition], ErrorCode]
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: AddPartitionsToTxnRequest
+) -> Answer | asyncio.Future[Answer] | Sliced[AddPartitionsToTxnResponse]:
+    if ctx.api_version < FIRST_BROKER_VERSION:
+        return begin(_add_for_client(broker, ctx, req))
+    result: Answer | asyncio.Future[Answer] | Sliced[AddPartitionsToTxnResponse] = _handle_batch(broker, ctx, req)
+    return result
+
+
+def _add_for_client(broker: Broker, ctx: RequestContext, req: AddPartitionsToTxnRequest) -> Steps[Any]:
+    known, missing = yield from _split(
+        broker, ctx, req.v3_and_below_topics, lambda topic: _may_write(broker, ctx, topic)
+    )
+    if missing:
+        return (yield from _client_response(req, _not_attempted(missing)))
+    added = broker.transactions.add_partitions(
+        req.v3_and_below_transactional_id,
+        req.v3_and_below_producer_id,
+        req.v3_and_below_producer_epoch,
+        known,
+        version=TransactionVersion.TV_0,
+        origin=ctx.channel.order,
+    )
+
+    if added.done:
+        return (yield from _added(ctx, req, added.value))
+    return added.map(lambda error: begin(_added(ctx, req, error))).on(broker.loop)
+
+
+def _added(ctx: RequestContext, req: AddPartitionsToTxnRequest, error: ErrorCode) -> Steps[Answer]:
+    told = error_for_client(error, ctx, fenced_since=2)
+    if unless_given_up(ctx, error, req) is None:
+        return None
+    return (yield from _client_response(req, lambda tp: told))
+
+
+def _client_response(req: AddPartitionsToTxnRequest, error_of: ErrorOf) -> Steps[AddPartitionsToTxnResponse]:
+    topics = yield from _results(req.v3_and_below_topics, error_of)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+
+
+def _handle_few(broker: Broker, ctx: RequestContext, req: AddPartitionsToTxnRequest) -> Any:
+    return begin(_handle_transactions(broker, ctx, req.transactions))
+
+
+def _weight(transaction: AddPartitionsToTxnTransaction) -> int:
+    """Count the partitions of a transaction, but no further than a part needs to know."""
+    weight = 1 if transaction.verify_only else _WRITE_WEIGHT
+    for topic in transaction.topics:
+        weight += 1 + len(topic.partitions)
+        if weight >= MOST:
+            break
+    return weight
+
+
+_handle_batch = in_parts(
+    _handle_few, Parts(asked="transactions", answers="results_by_transaction", weigh=_weight, together=True)
+)
+
+
+def _handle_transactions(
+    broker: Broker, ctx: RequestContext, transactions: Sequence[AddPartitionsToTxnTransaction]
+) -> Steps[Any]:
+    parts: list[Deferred[ErrorOf]] = []
+    for transaction in transactions:
+        parts.append((yield from _handle_one(broker, ctx, transaction)))
+
+    done = all_of(parts)
+    if done.done:
+        return (yield from _batch_response(transactions, done.value))
+    return done.map(lambda errors: begin(_batch_response(transactions, errors))).on(broker.loop)
+
+
+def _handle_one(
+    broker: Broker, ctx: RequestContext, transaction: AddPartitionsToTxnTransaction
+) -> Steps[Deferred[ErrorOf]]:
+    known, missing = yield from _split(broker, ctx, transaction.topics)
+    if missing:
+        return Deferred.of(_not_attempted(missing))
+    transactions = broker.transactions
+    identity = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
+    if not transaction.verify_only:
+        added = transactions.add_partitions(*identity, known, version=TransactionVersion.TV_2, origin=None)
+        return added.map(lambda error: lambda tp: error)
+    errors: Errors = {}
+    for number, piece in enumerate(pieces(tuple(known))):
+        if number:
+            yield
+        errors.update(transactions.verify_partitions(*identity, piece))
+    if len(errors) > CHUNK:
+        ctx.hold(errors)
+    return Deferred.of(errors.__getitem__)
+
+
+def _batch_response(
+    transactions: Sequence[AddPartitionsToTxnTransaction], errors: Sequence[ErrorOf]
+) -> Steps[AddPartitionsToTxnResponse]:
+    results = []
+    for transaction, error_of in zip(transactions, errors, strict=True):
+        topics = yield from _results(transaction.topics, error_of)
+        results.append(AddPartitionsToTxnResult(transactional_id=transaction.transactional_id, topic_results=topics))
+    return AddPartitionsToTxnResponse(results_by_transaction=results)
+
+
+def _not_attempted(missing: Errors) -> ErrorOf:
+    return lambda tp: missing.get(tp, ErrorCode.OPERATION_NOT_ATTEMPTED)
+
+
+def _may_write(broker: Broker, ctx: RequestContext, topic: str) -> bool:
+    """Clients never write to internal topics in a transaction: AddOffsetsToTxn adds these."""
+    if broker.acls is None:
+        return True
+    return topic not in BROKER_TOPICS and may(broker, ctx, AclOperation.WRITE, ResourceType.TOPIC, topic)
+
+
+def _split(
+    broker: Broker,
+    ctx: RequestContext,
+    topics: Sequence[AddPartitionsToTxnTopic],
+    is_allowed: Callable[[str], bool] = lambda _: True,
+) -> Steps[tuple[Known, Errors]]:
+    """Return the partitions that exist, and the errors of those that do not, or that the client may not write."""
+    refused: set[str] = set()
+
+    def check(topic: AddPartitionsToTxnTopic) -> None:
+        if not is_allowed(topic.name):
+            refused.add(topic.name)
+
+    if broker.acls is not None:
+        yield from each(topics, check)
+    snapshot = broker.metadata.snapshot
+    known: Known = {}
+    missing: Errors = {}
+
+    def sort(topic: AddPartitionsToTxnTopic, index: int) -> None:
+        tp = TopicPartition(topic.name, index)
+        if topic.name in refused:
+            missing[tp] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif snapshot.partition(*tp) is None:
+            missing[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            known[tp] = None
+
+    yield from each_partition(topics, lambda topic: topic.partitions, sort, lambda *_: None)
+    for found in (known, missing):
+        if len(found) > CHUNK:
+            ctx.hold(found)
+    return known, missing
+
+
+def _results(
+    topics: Sequence[AddPartitionsToTxnTopic], error_of: ErrorOf
+) -> Steps[Sequence[AddPartitionsToTxnTopicResult]]:
+    return (
+        yield from each_partition(
+            topics,
+            lambda topic: topic.partitions,
+            lambda topic, index: AddPartitionsToTxnPartitionResult(
+                partition_index=index, partition_error_code=error_of(TopicPartition(topic.name, index))
+            ),
+            lambda topic, results: AddPartitionsToTxnTopicResult(name=topic.name, results_by_partition=results),
+        )
+    )
+
+
+def _refused(ctx: RequestContext, req: AddPartitionsToTxnRequest, error: ErrorCode) -> Any:
+    if ctx.api_version >= FIRST_BROKER_VERSION:
+        return AddPartitionsToTxnResponse(error_code=error)
+    return begin(_client_response(req, lambda _: error))
+
+
+_GUARD: Final = All(
+    (
+        FromPeer(_refused, applies=lambda ctx: ctx.api_version >= FIRST_BROKER_VERSION),
+        Needs(
+            ResourceType.TRANSACTIONAL_ID,
+            AclOperation.WRITE,
+            lambda req: None if req.transactions else req.v3_and_below_transactional_id,
+            _refused,
+        ),
+    )
+)
+API = Api(
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    versions=(0, 5),
+    plane=Plane.DATA,
+    handle=handle,
+    guard=_GUARD,
+)

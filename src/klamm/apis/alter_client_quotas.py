@@ -1,0 +1,130 @@
+"""AlterClientQuotas (49): sets and removes quotas of users, client ids, pairs of both, and their defaults (KIP-546).
+
+v0-1: only the encoding changes. Keys are `producer_byte_rate` and `consumer_byte_rate` (whole numbers),
+`request_percentage` and `controller_mutation_rate`; a null name is the default. Every entity is answered for itself: a
+key that is not a quota, a value that is not greater than 0, an empty name and an unknown type of entity are
+INVALID_REQUEST (42). Removing a key that is not set is not an error. Left out: quotas on new connections of an address
+(`ip`), which are UNSUPPORTED_VERSION (35). If ZooKeeper does not answer within seconds, the answer is REQUEST_TIMED_OUT
+(7); the change may still take effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.client_quota_entities import check_length, entity_of
+from klamm.apis.config_resources import NO_ERROR, ApiError, Outcome, check_count, in_time
+from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
+from klamm.apis.slices import Steps, begin, each
+from klamm.config.client_quotas import QUOTA_KEYS, QuotaEntity, format_quota, quota_problem
+from klamm.errors import ErrorCode
+from klamm.protocol.chunked import ChunkedList, pieces
+from klamm.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntityData,
+    EntryData,
+    OpData,
+    ResponseEntryData,
+)
+from klamm.quota.quota_store import Properties, change_quota
+from klamm.security.acl.bindings import AclOperation
+from klamm.zk.model.ops import ZkError
+
+log = logging.getLogger(__name__)
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: AlterClientQuotasRequest
+) -> asyncio.Future[AlterClientQuotasResponse]:
+    return broker.loop.create_task(_alter_all(broker, req))
+
+
+async def _alter_all(broker: Broker, req: AlterClientQuotasRequest) -> AlterClientQuotasResponse:
+    """One after the other, in the order of the request. After a timeout of ZooKeeper the rest is not tried."""
+    answers: ChunkedList[ResponseEntryData] = ChunkedList()
+    is_late = False
+    for entry in req.entries:
+        if is_late:
+            outcome: Outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
+        else:
+            outcome = await in_time(_alter(broker, entry, req.validate_only))
+            is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
+        code, message = outcome
+        entity = await _named(entry)
+        answers.append(ResponseEntryData(error_code=code, error_message=message, entity=entity))
+        await asyncio.sleep(0)
+    return AlterClientQuotasResponse(entries=answers)
+
+
+async def _named(entry: EntryData) -> Sequence[EntityData]:
+    """Return the entity as the request names it, which may be at any length."""
+    parts: ChunkedList[EntityData] = ChunkedList()
+    for piece in pieces(entry.entity):
+        if parts:
+            await asyncio.sleep(0)
+        parts.extend(EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in piece)
+    return parts
+
+
+async def _alter(broker: Broker, entry: EntryData, validate_only: bool) -> Outcome:
+    try:
+        check_length(entry.entity)
+        entity = entity_of({part.entity_type: part.entity_name for part in entry.entity})
+        check_count(entry.ops)
+        _check(entry.ops)
+        if not validate_only:
+            await _change(broker, entity, entry.ops)
+    except ApiError as error:
+        return error.code, error.message
+    except ZkError as error:
+        log.warning("changing the quotas of %s failed: %s", entity, error)
+        return ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper did not accept the change: {error}"
+    return NO_ERROR
+
+
+def _check(ops: Sequence[OpData]) -> None:
+    for op in ops:
+        if not op.remove and (problem := quota_problem(op.key, op.value)) is not None:
+            raise ApiError(ErrorCode.INVALID_REQUEST, problem)
+
+
+async def _change(broker: Broker, entity: QuotaEntity, ops: Sequence[OpData]) -> None:
+    def changed(before: Properties) -> Properties:
+        """Only quotas change: a user's znode may also hold credentials."""
+        after = dict(before)
+        for op in ops:
+            if not op.remove:
+                after[op.key] = format_quota(op.key, op.value)
+            elif op.key in QUOTA_KEYS:
+                after.pop(op.key, None)
+        return after
+
+    after = await change_quota(broker.zk, entity, changed)
+    broker.configs.client_quotas.set_entity(entity, after)
+
+
+def _refused(ctx: RequestContext, req: AlterClientQuotasRequest, error: ErrorCode) -> Any:
+    return begin(_refusal(req, error))
+
+
+def _refusal(req: AlterClientQuotasRequest, error: ErrorCode) -> Steps[AlterClientQuotasResponse]:
+    answers = yield from each(
+        req.entries,
+        lambda entry: ResponseEntryData(
+            error_code=error,
+            error_message=NOT_AUTHORIZED,
+            entity=[EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity],
+        ),
+    )
+    return AlterClientQuotasResponse(entries=answers)
+
+
+_GUARD: Final = needs_cluster(AclOperation.ALTER_CONFIGS, _refused)
+API = Api(
+    AlterClientQuotasRequest, AlterClientQuotasResponse, versions=(0, 1), plane=Plane.DATA, handle=handle, guard=_GUARD
+)

@@ -1,0 +1,154 @@
+"""AlterUserScramCredentials (51): sets and deletes SCRAM credentials of users (KIP-554).
+
+v0. The client salts and hashes the password itself; the broker never learns it. All changes of a user are made together
+or not at all. An unknown mechanism is UNSUPPORTED_SASL_MECHANISM (33); an empty name, iterations outside 4096 to 16384,
+and a salt of less than 12 bytes are UNACCEPTABLE_CREDENTIAL (93); a mechanism that is named twice for a user is
+DUPLICATE_RESOURCE (92); a deletion of a missing credential is RESOURCE_NOT_FOUND (91). It needs ALTER on the
+cluster. Any broker makes the change. If ZooKeeper does not answer within seconds, the answer is REQUEST_TIMED_OUT (7);
+the change may still take effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.config_resources import NO_ERROR, ApiError, Outcome, in_time
+from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
+from klamm.apis.scram_mechanisms import MECHANISMS
+from klamm.apis.slices import Steps, begin, each
+from klamm.config.client_quotas import QuotaEntity
+from klamm.errors import ErrorCode
+from klamm.protocol.chunked import ChunkedList, pieces
+from klamm.protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
+    ScramCredentialUpsertion,
+)
+from klamm.quota.quota_store import Properties, change_quota
+from klamm.security.acl.bindings import AclOperation
+from klamm.security.sasl.scram_credential import MAX_ITERATIONS, MIN_ITERATIONS, MIN_SALT_BYTES, credential_of
+from klamm.zk.model.ops import ZkError
+
+log = logging.getLogger(__name__)
+
+
+class _Change(NamedTuple):
+    """`upsertion` is None for a deletion."""
+
+    mechanism: int
+    upsertion: ScramCredentialUpsertion | None
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: AlterUserScramCredentialsRequest
+) -> asyncio.Future[AlterUserScramCredentialsResponse]:
+    return broker.loop.create_task(_alter_all(broker, ctx, req))
+
+
+async def _alter_all(
+    broker: Broker, ctx: RequestContext, req: AlterUserScramCredentialsRequest
+) -> AlterUserScramCredentialsResponse:
+    changes: dict[str, list[_Change]] = {}
+    ctx.hold(changes)
+    for deletions in pieces(req.deletions):
+        for deletion in deletions:
+            changes.setdefault(deletion.name, []).append(_Change(deletion.mechanism, None))
+        await asyncio.sleep(0)
+    for upsertions in pieces(req.upsertions):
+        for upsertion in upsertions:
+            changes.setdefault(upsertion.name, []).append(_Change(upsertion.mechanism, upsertion))
+        await asyncio.sleep(0)
+    results: ChunkedList[AlterUserScramCredentialsResult] = ChunkedList()
+    is_late = False
+    for user, of_user in changes.items():
+        if is_late:
+            outcome: Outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
+        else:
+            outcome = await in_time(_alter(broker, user, of_user))
+            is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
+        results.append(AlterUserScramCredentialsResult(user=user, error_code=outcome[0], error_message=outcome[1]))
+        await asyncio.sleep(0)
+    return AlterUserScramCredentialsResponse(results=results)
+
+
+async def _alter(broker: Broker, user: str, changes: list[_Change]) -> Outcome:
+    try:
+        _check(user, changes)
+        new = await change_quota(broker.zk, QuotaEntity(user=user), lambda before: _changed(user, before, changes))
+    except ApiError as error:
+        return error.code, error.message
+    except ZkError as error:
+        log.warning("changing the credentials of a user failed: %s", error)
+        return ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper did not accept the change: {error}"
+    broker.configs.user_credentials.set_user(user, new)
+    return NO_ERROR
+
+
+def _check(user: str, changes: Iterable[_Change]) -> None:
+    seen: set[int] = set()
+    if not user:
+        raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+    for change in changes:
+        if change.mechanism not in MECHANISMS:
+            raise ApiError(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+        if change.mechanism in seen:
+            raise ApiError(
+                ErrorCode.DUPLICATE_RESOURCE,
+                "A user credential cannot be altered twice in the same request",
+            )
+        seen.add(change.mechanism)
+        if change.upsertion is not None:
+            _check_upsertion(change.upsertion)
+
+
+def _check_upsertion(upsertion: ScramCredentialUpsertion) -> None:
+    code = ErrorCode.UNACCEPTABLE_CREDENTIAL
+    if upsertion.iterations < MIN_ITERATIONS:
+        raise ApiError(code, "Too few iterations")
+    if upsertion.iterations > MAX_ITERATIONS:
+        raise ApiError(code, "Too many iterations")
+    if len(upsertion.salt) < MIN_SALT_BYTES or not upsertion.salted_password:
+        raise ApiError(code, f"Salt and password must not be empty; the salt needs {MIN_SALT_BYTES} bytes")
+
+
+def _changed(user: str, before: Properties, changes: Iterable[_Change]) -> Properties:
+    after = dict(before)
+    for mechanism, upsertion in changes:
+        name = MECHANISMS[mechanism]
+        if upsertion is not None:
+            salted, salt = bytes(upsertion.salted_password), bytes(upsertion.salt)
+            after[name] = credential_of(name, salted, salt, upsertion.iterations).to_text()
+        elif after.pop(name, None) is None:
+            raise ApiError(ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist")
+    return after
+
+
+def _refused(ctx: RequestContext, req: AlterUserScramCredentialsRequest, error: ErrorCode) -> Any:
+    return begin(_refusal(req, error))
+
+
+def _refusal(req: AlterUserScramCredentialsRequest, error: ErrorCode) -> Steps[AlterUserScramCredentialsResponse]:
+    users: dict[str, None] = {}
+    yield from each(req.deletions, lambda deletion: users.setdefault(deletion.name))
+    yield from each(req.upsertions, lambda upsertion: users.setdefault(upsertion.name))
+    results = yield from each(
+        users,
+        lambda user: AlterUserScramCredentialsResult(user=user, error_code=error, error_message=NOT_AUTHORIZED),
+    )
+    return AlterUserScramCredentialsResponse(results=results)
+
+
+_GUARD: Final = needs_cluster(AclOperation.ALTER, _refused)
+API = Api(
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    versions=(0, 0),
+    plane=Plane.DATA,
+    handle=handle,
+    guard=_GUARD,
+)

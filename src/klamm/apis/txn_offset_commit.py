@@ -1,0 +1,166 @@
+"""TxnOffsetCommit (28): a group's positions as part of a producer's transaction.
+
+They are written to `__consumer_offsets` at once and count when the transaction is committed; until it ends, OffsetFetch
+with require_stable answers UNSTABLE_OFFSET_COMMIT for them.
+
+v0-5: leader epoch v2 (KIP-320); member, generation and group instance id v3 (KIP-447), flexible: a producer that acts
+for a member is fenced with it (UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID), a producer without a member
+is accepted in any state of the group; TRANSACTION_ABORTABLE v4 (KIP-890), which is INVALID_TXN_STATE before; v5 adds
+the offsets partition to the transaction, which AddOffsetsToTxn must have done before. The broker verifies the
+transaction with its coordinator before it writes. v0 and v1 know no COORDINATOR_LOAD_IN_PROGRESS: they get
+COORDINATOR_NOT_AVAILABLE. A request of v0 to v4 on a connection that its producer has given up, or that is older than
+the abort of its last transaction, is not executed: the connection is closed. Unknown topics and partitions are
+UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its partition
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import All, Each, Needs
+from klamm.apis.slices import Steps, begin, each_partition
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.membership import MemberIdentity
+from klamm.coordinator.offset_records import OffsetAndMetadata
+from klamm.coordinator.offsets_log import GIVEN_UP, TransactionalProducer
+from klamm.errors import ErrorCode
+from klamm.metadata import MetadataSnapshot
+from klamm.model import TopicPartition, TransactionVersion
+from klamm.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from klamm.security.acl.bindings import AclOperation, ResourceType
+
+_FIRST_WITH_LOADING: Final = 2
+_FIRST_WITH_ABORTABLE: Final = 4
+_FIRST_THAT_ADDS: Final = 5
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse | asyncio.Future[TxnOffsetCommitResponse] | Sliced[TxnOffsetCommitResponse]:
+    return begin(_commit(broker, ctx, req))
+
+
+def _commit(broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest) -> Steps[Any]:
+    offsets = yield from _known_offsets(broker.metadata.snapshot, req, broker.clock.now_ms())
+    ctx.hold(tuple(offsets), tuple(offsets.values()))
+    if not offsets:
+        return (yield from _response(req, {}, ctx.api_version))
+    producer = TransactionalProducer(
+        req.transactional_id,
+        req.producer_id,
+        req.producer_epoch,
+        _transaction_version(ctx.api_version),
+        ctx.channel.order,
+    )
+    groups: GroupCoordinator = broker.groups
+    committed = yield from groups.commit_offsets_in_transaction(
+        req.group_id, MemberIdentity(req.member_id, req.group_instance_id), req.generation_id, producer, offsets
+    )
+    if committed.done:
+        return (yield from _answer(ctx, req, committed.value))
+    return committed.map(lambda errors: begin(_answer(ctx, req, errors))).on(broker.loop)
+
+
+def _answer(
+    ctx: RequestContext, req: TxnOffsetCommitRequest, errors: dict[TopicPartition, ErrorCode]
+) -> Steps[TxnOffsetCommitResponse | None]:
+    """None: the client has given this connection up, so it is closed without an answer."""
+    if GIVEN_UP in errors.values():
+        ctx.close_connection()
+        return None
+    ctx.hold(errors)
+    return (yield from _response(req, errors, ctx.api_version))
+
+
+def _transaction_version(version: int) -> TransactionVersion:
+    """The transaction protocol that a client of this version speaks."""
+    return TransactionVersion.TV_2 if version >= _FIRST_THAT_ADDS else TransactionVersion.TV_0
+
+
+def _known_offsets(
+    snapshot: MetadataSnapshot, req: TxnOffsetCommitRequest, timestamp_ms: int
+) -> Steps[dict[TopicPartition, OffsetAndMetadata]]:
+    known: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    def add(topic: TxnOffsetCommitRequestTopic, partition: TxnOffsetCommitRequestPartition) -> None:
+        if snapshot.partition(topic.name, partition.partition_index) is not None:
+            known[TopicPartition(topic.name, partition.partition_index)] = OffsetAndMetadata(
+                partition.committed_offset,
+                partition.committed_leader_epoch,
+                partition.committed_metadata or "",
+                timestamp_ms,
+            )
+
+    yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
+    return known
+
+
+def _response(
+    req: TxnOffsetCommitRequest,
+    errors: dict[TopicPartition, ErrorCode],
+    version: int,
+    otherwise: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+) -> Steps[TxnOffsetCommitResponse]:
+    def error_of(topic: str, partition: int) -> ErrorCode:
+        error = errors.get(TopicPartition(topic, partition), otherwise)
+        return error_for_version(error, version)
+
+    topics = yield from each_partition(
+        req.topics,
+        lambda topic: topic.partitions,
+        lambda topic, partition: TxnOffsetCommitResponsePartition(
+            partition_index=partition.partition_index, error_code=error_of(topic.name, partition.partition_index)
+        ),
+        lambda topic, partitions: TxnOffsetCommitResponseTopic(name=topic.name, partitions=partitions),
+    )
+    return TxnOffsetCommitResponse(topics=topics)
+
+
+def error_for_version(error: ErrorCode, version: int) -> ErrorCode:
+    """The error that a client of this version understands."""
+    match error:
+        case ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if version < _FIRST_WITH_LOADING:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        case ErrorCode.TRANSACTION_ABORTABLE if version < _FIRST_WITH_ABORTABLE:
+            return ErrorCode.INVALID_TXN_STATE
+        case ErrorCode.CONCURRENT_TRANSACTIONS if version < _FIRST_THAT_ADDS:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE  # retriable; these versions do not know CONCURRENT_TRANSACTIONS
+        case _:
+            return error
+
+
+def _refused(ctx: RequestContext, req: TxnOffsetCommitRequest, error: ErrorCode) -> Any:
+    return begin(_response(req, {}, ctx.api_version, error))
+
+
+_GUARD: Final = All(
+    (
+        Needs(ResourceType.TRANSACTIONAL_ID, AclOperation.WRITE, lambda req: req.transactional_id, _refused),
+        Needs(ResourceType.GROUP, AclOperation.READ, lambda req: req.group_id, _refused),
+        Each(
+            kind=ResourceType.TOPIC,
+            operation=AclOperation.READ,
+            asked="topics",
+            answers="topics",
+            name=lambda topic: topic.name,
+            rows=lambda topic: topic.partitions,
+            refuse=lambda row, error: TxnOffsetCommitResponsePartition(
+                partition_index=row.partition_index, error_code=error
+            ),
+            gather=lambda topic, rows: TxnOffsetCommitResponseTopic(name=topic.name, partitions=rows),
+        ),
+    )
+)
+API = Api(
+    TxnOffsetCommitRequest, TxnOffsetCommitResponse, versions=(0, 5), plane=Plane.DATA, handle=handle, guard=_GUARD
+)

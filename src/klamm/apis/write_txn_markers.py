@@ -1,0 +1,227 @@
+"""WriteTxnMarkers (27): a transaction coordinator ends transactions in the partitions that this broker leads.
+
+v0-2: flexible v1; v2 says which `transaction.version` a marker belongs to (KIP-1228). A marker is a control batch,
+which no Produce can write. The answer waits until all in-sync replicas have the markers, and until the offsets that the
+transaction committed for consumer groups are visible or dropped.
+A coordinator whose epoch is older than that of the last marker is TRANSACTION_COORDINATOR_FENCED (52), a marker of an
+older producer epoch INVALID_PRODUCER_EPOCH (47). From version 2 on the coordinator bumps the epoch at every end: a
+marker with the epoch of the open transaction is late and is INVALID_PRODUCER_EPOCH, and one with the epoch of the last
+marker repeats it and succeeds. Before version 2 a marker is late if its coordinator has sent one of the same epochs on
+a younger connection: it is not written, and the connection is closed without an answer. Every marker has an answer of
+its own; a partition that is named twice has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from klamm.apis.access import may_on_cluster
+from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.guards import FromPeer, Handle
+from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.errors import ErrorCode
+from klamm.log.producer_state import AppendOrigin, marker_record_fields
+from klamm.log.verification_state import TransactionCheck
+from klamm.model import GROUP_METADATA_TOPIC, TopicPartition, TransactionVersion
+from klamm.protocol.chunked import CHUNK, ChunkedList, of_chunks
+from klamm.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.replica.append_path import append_records
+from klamm.replica.record_checks import AppendResults
+from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import after
+
+_ALL_IN_SYNC: Final = -1
+_AT_ONCE: Final = 20
+"""Appends without giving the loop back. Each may have to open a log."""
+
+
+class _Written(NamedTuple):
+    """A marker whose appends were begun, and the answers so far."""
+
+    producer_id: int
+    pending: deque[AppendResults | asyncio.Future[AppendResults]]
+    topics: dict[str, list[list[WritableTxnMarkerPartitionResult]]]
+
+
+def handle(
+    broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse | asyncio.Future[WriteTxnMarkersResponse] | Sliced[WriteTxnMarkersResponse]:
+    return begin(_write(broker, ctx, req))
+
+
+def _write(broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest) -> Steps[Any]:
+    written: deque[_Written] = deque()
+    room = _AT_ONCE
+    for marker in req.markers:
+        batch = _control_batch(marker, broker.clock.now_ms())
+        check = TransactionCheck(_version(marker))
+        partitions = yield from _partitions(ctx, marker)
+        done = _Written(marker.producer_id, deque(), {})
+        written.append(done)
+        room -= 1
+        for start in range(0, len(partitions), _AT_ONCE):
+            if room <= 0:
+                yield
+                room = _AT_ONCE
+            if not _admits(broker, ctx, marker, check.version):
+                ctx.close_connection()
+                return None
+            part = partitions[start : start + _AT_ONCE]
+            room -= len(part)
+            appended = append_records(
+                broker.replicas,
+                _ALL_IN_SYNC,
+                True,
+                AppendOrigin.COORDINATOR,
+                dict.fromkeys(part, batch),
+                broker.config.request_timeout_ms,
+                transactions=dict.fromkeys(part, check),
+            )
+            done.pending.append(after(appended, partial(_complete_offsets, broker, marker)))
+        if room <= 0:
+            yield
+            room = _AT_ONCE
+    return (yield from _response(written, ChunkedList()))
+
+
+def _admits(broker: Broker, ctx: RequestContext, marker: WritableTxnMarker, version: TransactionVersion) -> bool:
+    """Whether the coordinator has not repeated this marker on a younger connection. Newer versions have the epoch."""
+    connections = broker.replicas.transactional_producers.marker_connections
+    return version.bumps_epoch or connections.admit(
+        marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, ctx.channel.order
+    )
+
+
+def _partitions(ctx: RequestContext, marker: WritableTxnMarker) -> Steps[list[TopicPartition]]:
+    """Return the partitions of a marker, each once."""
+    once: dict[TopicPartition, None] = {}
+    yield from each_partition(
+        marker.topics,
+        lambda topic: topic.partition_indexes,
+        lambda topic, index: once.setdefault(TopicPartition(topic.name, index)),
+        lambda *_: None,
+    )
+    partitions = list(once)
+    if len(partitions) > CHUNK:
+        ctx.hold(partitions)
+    return partitions
+
+
+def _control_batch(marker: WritableTxnMarker, now_ms: int) -> bytes:
+    key, value = marker_record_fields(not marker.transaction_result, marker.coordinator_epoch)
+    return build_batch(
+        [Record(timestamp=now_ms, key=key, value=value)],
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        is_control=True,
+        is_transactional=True,
+    )
+
+
+def _version(marker: WritableTxnMarker) -> TransactionVersion:
+    """A version that this broker does not know is at least as strict as the newest one it knows."""
+    newest = max(TransactionVersion)
+    return TransactionVersion(min(max(marker.transaction_version, TransactionVersion.TV_0), newest))
+
+
+def _complete_offsets(
+    broker: Broker, marker: WritableTxnMarker, results: AppendResults
+) -> AppendResults | asyncio.Future[AppendResults]:
+    """Offsets that the transaction committed become visible, or are dropped, before the coordinator has its answer.
+
+    Otherwise the producer could send those of its next transaction meanwhile, which would replace them.
+    """
+    offsets = {
+        tp.partition: result.base_offset
+        for tp, result in results.items()
+        if tp.topic == GROUP_METADATA_TOPIC and result.error == ErrorCode.NONE
+    }
+    if not offsets:
+        return results
+    completed = broker.groups.on_transaction_completed(marker.producer_id, offsets, commit=marker.transaction_result)
+    return completed.map(lambda _: results).on(broker.loop)
+
+
+def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerResult]) -> Steps[Any]:
+    """Return the response, or a future of the remaining steps while appends are under way."""
+    room = _AT_ONCE
+    while written:
+        if room <= 0:
+            yield
+            room = _AT_ONCE
+        producer_id, pending, topics = written[0]
+        while pending:
+            first = pending[0]
+            if isinstance(first, asyncio.Future):
+                if not first.done():
+                    return after(first, lambda _: begin(_response(written, results)))
+                first = first.result()
+            pending.popleft()
+            for tp, result in first.items():
+                row = WritableTxnMarkerPartitionResult(partition_index=tp.partition, error_code=result.error)
+                rows = topics.setdefault(tp.topic, [[]])
+                if len(rows[-1]) >= CHUNK:
+                    rows.append([])
+                rows[-1].append(row)
+            room -= 1
+            if room <= 0 and pending:
+                yield
+                room = _AT_ONCE
+        answers = yield from each(
+            topics.items(), lambda topic: WritableTxnMarkerTopicResult(name=topic[0], partitions=of_chunks(topic[1]))
+        )
+        results.append(WritableTxnMarkerResult(producer_id=producer_id, topics=answers))
+        written.popleft()
+        room -= 1
+    return WriteTxnMarkersResponse(markers=results)
+
+
+def _refused(ctx: RequestContext, req: WriteTxnMarkersRequest, error: ErrorCode) -> Any:
+    return begin(_refusal(req, error))
+
+
+def _refusal(req: WriteTxnMarkersRequest, error: ErrorCode) -> Steps[WriteTxnMarkersResponse]:
+    markers = []
+    for marker in req.markers:
+        topics = yield from each_partition(
+            marker.topics,
+            lambda topic: topic.partition_indexes,
+            lambda _, index: WritableTxnMarkerPartitionResult(partition_index=index, error_code=error),
+            lambda topic, rows: WritableTxnMarkerTopicResult(name=topic.name, partitions=rows),
+        )
+        markers.append(WritableTxnMarkerResult(producer_id=marker.producer_id, topics=topics))
+        yield
+    return WriteTxnMarkersResponse(markers=markers)
+
+
+class _Guard(FromPeer):
+    """Coordinators send markers, and so do operators with ALTER on the cluster, who end a hanging transaction.
+
+    Without an authorizer every client may act as an operator, but only to abort: a commit comes from a proven broker.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_refused)
+
+    def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: WriteTxnMarkersRequest) -> Any:
+        if broker.acls is not None and may_on_cluster(broker, ctx, AclOperation.ALTER, is_probe=True):
+            return handle(ctx, req)
+        if broker.acls is None and len(req.markers) == 1 and not req.markers[0].transaction_result:
+            return handle(ctx, req)
+        return super().__call__(broker, handle, ctx, req)
+
+
+API = Api(
+    WriteTxnMarkersRequest, WriteTxnMarkersResponse, versions=(0, 2), plane=Plane.DATA, handle=handle, guard=_Guard()
+)

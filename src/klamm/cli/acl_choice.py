@@ -1,0 +1,168 @@
+"""The entries that options of `klamm acl` describe, as Kafka's `kafka-acls` reads them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from klamm.cli.output import fail
+from klamm.security.acl.bindings import (
+    CLUSTER_NAME,
+    SUPPORTED,
+    WILDCARD,
+    AclBinding,
+    AclEntry,
+    AclOperation,
+    BindingFilter,
+    EntryFilter,
+    PatternType,
+    Permission,
+    ResourceFilter,
+    ResourcePattern,
+    ResourceType,
+    is_principal,
+    of_name,
+)
+
+_PRODUCER: Final = {
+    ResourceType.TOPIC: ("WRITE", "DESCRIBE", "CREATE"),
+    ResourceType.TRANSACTIONAL_ID: ("WRITE", "DESCRIBE"),
+}
+_CONSUMER: Final = {ResourceType.TOPIC: ("READ", "DESCRIBE"), ResourceType.GROUP: ("READ",)}
+_NO_RESOURCE: Final = "Pass a resource: --topic NAME, --group ID, --transactional-id ID or --cluster."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """`pattern` is the type of all patterns. The cluster has one name."""
+
+    topics: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    transactional_ids: Sequence[str] = ()
+    cluster: bool = False
+    pattern: str = "literal"
+
+    def filters(self) -> list[ResourceFilter]:
+        pattern = of_name(PatternType, self.pattern)
+        if pattern.is_unknown:
+            fail(f"--resource-pattern-type cannot be {self.pattern!r}: expected literal, prefixed, match or any.")
+        named = [
+            *((ResourceType.TOPIC, name) for name in self.topics),
+            *((ResourceType.GROUP, name) for name in self.groups),
+            *((ResourceType.TRANSACTIONAL_ID, name) for name in self.transactional_ids),
+        ]
+        found = [ResourceFilter(kind, name, pattern) for kind, name in named]
+        if self.cluster:
+            found.append(ResourceFilter(ResourceType.CLUSTER, CLUSTER_NAME, PatternType.LITERAL))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The principals, hosts and operations of entries."""
+
+    allow_principals: Sequence[str] = ()
+    deny_principals: Sequence[str] = ()
+    allow_hosts: Sequence[str] = ()
+    deny_hosts: Sequence[str] = ()
+    operations: Sequence[str] = ()
+    producer: bool = False
+    consumer: bool = False
+    idempotent: bool = False
+
+    def check(self) -> None:
+        if (self.producer or self.consumer) and (self.operations or self.deny_principals or self.deny_hosts):
+            fail("--producer and --consumer choose the operations: pass neither --operation nor --deny-... with them.")
+        if self.idempotent and not self.producer:
+            fail("--idempotent requires --producer.")
+        if self.allow_hosts and not self.allow_principals:
+            fail("--allow-host requires --allow-principal.")
+        if self.deny_hosts and not self.deny_principals:
+            fail("--deny-host requires --deny-principal.")
+        for principal in (*self.allow_principals, *self.deny_principals):
+            if not is_principal(principal):
+                fail(f"{principal!r} is not a principal: expected a type and a name, such as User:alice.")
+
+    def entries(self, operations: Iterable[AclOperation]) -> list[AclEntry]:
+        chosen = list(operations)
+        return [
+            AclEntry(principal, host, operation, permission)
+            for permission, principals, hosts in (
+                (Permission.ALLOW, self.allow_principals, self.allow_hosts),
+                (Permission.DENY, self.deny_principals, self.deny_hosts),
+            )
+            for principal in principals
+            for host in hosts or (WILDCARD,)
+            for operation in chosen
+        ]
+
+    def operations_on(self, kind: ResourceType) -> list[AclOperation]:
+        if not (self.producer or self.consumer):
+            return [_operation(name, kind) for name in self.operations or ("All",)]
+        names: list[str] = []
+        if self.producer:
+            names += _PRODUCER.get(kind, ())
+        if self.consumer:
+            names += _CONSUMER.get(kind, ())
+        if self.idempotent and kind == ResourceType.CLUSTER:
+            names.append("IDEMPOTENT_WRITE")
+        return [AclOperation[name] for name in dict.fromkeys(names)]
+
+
+def _operation(name: str, kind: ResourceType) -> AclOperation:
+    operation = of_name(AclOperation, name)
+    valid = (AclOperation.ALL, *SUPPORTED[kind])
+    if operation not in valid:
+        fail(f"--operation {name} does not apply to {kind.title}: expected {', '.join(each.title for each in valid)}.")
+    return operation
+
+
+def _filters(resources: Resources, access: Access) -> list[ResourceFilter]:
+    access.check()
+    chosen = resources.filters()
+    if access.idempotent and not resources.cluster:
+        chosen.append(ResourceFilter(ResourceType.CLUSTER, CLUSTER_NAME, PatternType.LITERAL))
+    if not chosen:
+        fail(_NO_RESOURCE)
+    if access.producer and not resources.topics:
+        fail("--producer requires --topic.")
+    if access.consumer and not (resources.topics and resources.groups):
+        fail("--consumer requires --topic and --group.")
+    return chosen
+
+
+def bindings_to_add(resources: Resources, access: Access) -> list[AclBinding]:
+    chosen = _filters(resources, access)
+    if any(each.pattern < PatternType.LITERAL for each in chosen):
+        fail(f"--resource-pattern-type {resources.pattern} selects entries: pass literal or prefixed to add some.")
+    if not (access.allow_principals or access.deny_principals):
+        fail("Pass --allow-principal or --deny-principal.")
+    return [
+        AclBinding(ResourcePattern(each.type, each.name or "", each.pattern), entry)
+        for each in chosen
+        for entry in access.entries(access.operations_on(each.type))
+    ]
+
+
+def filters_to_remove(resources: Resources, access: Access) -> list[BindingFilter]:
+    """Without a principal, all entries of the resources are selected."""
+    chosen = _filters(resources, access)
+    if not (access.allow_principals or access.deny_principals):
+        if access.operations or access.producer or access.consumer:
+            fail("Pass --allow-principal or --deny-principal with --operation, --producer or --consumer.")
+        return [BindingFilter(each, _ANY_ENTRY) for each in chosen]
+    return [
+        BindingFilter(each, EntryFilter(*entry))
+        for each in chosen
+        for entry in access.entries(access.operations_on(each.type))
+    ]
+
+
+def filters_to_list(resources: Resources, principals: Sequence[str]) -> list[BindingFilter]:
+    everything = ResourceFilter(ResourceType.ANY, None, PatternType.ANY)
+    entries = [_ANY_ENTRY._replace(principal=principal) for principal in principals] or [_ANY_ENTRY]
+    return [BindingFilter(each, entry) for each in resources.filters() or [everything] for entry in entries]
+
+
+_ANY_ENTRY: Final = EntryFilter(None, None, AclOperation.ANY, Permission.ANY)

@@ -1,0 +1,87 @@
+"""`klamm cluster why TOPIC PARTITION`: the chain of causes and effects behind the last changes of a partition."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_address, unreachable
+from klamm.cli.cluster import ask_metadata
+from klamm.cli.command_config import current as command_config
+from klamm.cli.output import bold, dim, fail, note, red, say
+from klamm.model import CONTROL_LOG_TOPIC
+
+if TYPE_CHECKING:
+    from klamm.control_log.chains import Chain
+
+_DEADLINE_MS: Final = 20_000
+_FIRST_CONTACT_MS: Final = 2_000
+_NO_LOG: Final = (
+    f"There is no topic {CONTROL_LOG_TOPIC}. Set klamm.control.log.enable=true; changes are recorded from then on."
+)
+
+
+def why(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of changes to explain.")] = 1,
+    as_json: AsJson = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Explain the last changes of a partition's leader or ISR, from the cause to the last broker that knows it.
+
+    The chain comes from the topic `__klamm_control_log`. Times are those of the brokers' clocks.
+    """
+    from klamm.control_log.chains import chains
+
+    found = chains(read_control_log(bootstrap_server), topic, partition, last)
+    if not found:
+        fail(f"The control log has no change of {topic}-{partition}.")
+    if as_json:
+        say(json.dumps([{"change": it.change, "steps": [asdict(step) for step in it.steps]} for it in found], indent=2))
+        return
+    for chain in found:
+        _show(chain)
+
+
+def _show(chain: Chain) -> None:
+    first = chain.steps[0].at_ms
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first / 1000))
+    say(bold(f"{when}  {chain.steps[0].text.partition(' (')[0]}"))
+    for step in chain.steps:
+        took = "" if step.duration_ms is None else f"  {_what(step.kind)} {step.duration_ms:.1f} ms"
+        text = red(step.text) if step.kind == "refused" else bold(step.text) if step.kind == "decision" else step.text
+        say(f"{step.at_ms - first:+8d} ms  {text}{dim(took)}")
+    note(f"{chain.total_ms} ms from the first step to the last.")
+
+
+def _what(kind: str) -> str:
+    return "took" if kind == "znode" else "waited"
+
+
+def read_control_log(servers: str) -> list[dict[str, Any]]:
+    """Return all records of the control log up to its present end."""
+    from klamm.client.client_errors import ClientError
+    from klamm.client.cluster_client import ClusterClient
+    from klamm.client.connection_pool import ClientConfig
+    from klamm.client.patience import Patience
+    from klamm.client.topic_reader import TopicReader
+
+    addresses = tuple(parse_address(server) for server in servers.split(","))
+    if all(ask_metadata(address, _FIRST_CONTACT_MS / 1000) is None for address in addresses):
+        fail(unreachable(servers))
+    patience = Patience(_DEADLINE_MS)
+    with ClusterClient(
+        ClientConfig(addresses, client_id="klamm-cli", patience=patience, security=command_config.security)
+    ) as client:
+        reader = TopicReader(client, CONTROL_LOG_TOPIC)
+        try:
+            if not reader.open():
+                fail(_NO_LOG)
+            return [json.loads(value) for value in reader.to_end()]
+        except ClientError as error:
+            fail(str(error))

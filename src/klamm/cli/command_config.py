@@ -1,0 +1,115 @@
+"""`--command-config FILE`: the security of every command that connects to brokers, from a Kafka client's properties.
+
+The option belongs to each command with `--bootstrap-server`. A process runs one command, so its security is kept here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+import typer.main
+
+from klamm.cli.output import note, yellow
+
+if TYPE_CHECKING:
+    from klamm.security.client_security import ClientSecurity
+
+VARIABLE: Final = "KLAMM_COMMAND_CONFIG"
+
+
+class CommandConfig:
+    """Owns the settings of the current command. Files and passwords are read when a connection needs them."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._properties: Mapping[str, str] | None = None
+        self._security: ClientSecurity | None = None
+
+    def use(self, path: Path | None) -> None:
+        self._path, self._properties, self._security = path, None, None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The settings of the file; empty without one. Raises ConfigError."""
+        if self._properties is None:
+            self._properties = {} if self._path is None else _load(self._path)
+        return self._properties
+
+    @property
+    def security(self) -> ClientSecurity:
+        """Raises ConfigError."""
+        if self._security is None:
+            from klamm.security.client_security import ClientSecurity
+
+            self._security = ClientSecurity.from_properties(self.properties)
+        return self._security
+
+    @property
+    def librdkafka(self) -> dict[str, Any]:
+        """Raises ConfigError."""
+        if not self.properties:
+            return {}
+        from klamm.security.librdkafka import librdkafka_settings
+
+        return librdkafka_settings(self.security)
+
+    @property
+    def for_spark(self) -> dict[str, str]:
+        """The settings of security, for the options of sources and sinks. Raises ConfigError."""
+        from klamm.security.client_security import PROPERTIES
+
+        self.security  # noqa: B018  # report a mistake before Spark starts
+        return {name: value for name, value in self.properties.items() if name in PROPERTIES}
+
+
+current: Final = CommandConfig()
+
+
+def _load(path: Path) -> dict[str, str]:
+    from klamm.config.load import load_file
+    from klamm.security.client_security import SECRET_PROPERTIES
+
+    found = {name: str(value) for name, value in load_file(path)[0].items()}
+    if SECRET_PROPERTIES & found.keys() and path.stat().st_mode & 0o077:
+        note(f"{yellow('Warning:', sys.stderr)} {path} has passwords, and others may read it. Run: chmod 600 {path}")
+    return found
+
+
+def _use(value: str | None) -> None:
+    current.use(Path(value) if value else None)
+
+
+def _command(
+    command_config: Annotated[
+        str | None,
+        typer.Option(
+            "--command-config",
+            envvar=VARIABLE,
+            metavar="FILE",
+            callback=_use,
+            expose_value=False,
+            help="Properties file of a Kafka client with the settings of security, such as client.properties.",
+        ),
+    ] = None,
+) -> None:
+    """Has only the option."""
+
+
+def add_option(group: Any) -> None:
+    """Give the option to every command of a group that connects to brokers."""
+    made = typer.Typer()
+    made.command()(_command)
+    option = next(each for each in typer.main.get_command(made).params if each.name == "command_config")
+    _add(group, option)
+
+
+def _add(command: Any, option: Any) -> None:
+    for child in getattr(command, "commands", {}).values():
+        _add(child, option)
+    names = [param.name for param in command.params]
+    if "bootstrap_server" in names and option.name not in names:
+        command.params.insert(names.index("bootstrap_server") + 1, option)

@@ -1,0 +1,111 @@
+"""`klamm dashboard`: serves the viewer of a live cluster's control plane, or of a recorded control log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.activity import ActivityReader
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address
+from klamm.cli.command_config import current as command_config
+from klamm.cli.output import bold, fail, say
+
+if TYPE_CHECKING:
+    from klamm.dashboard.serve import DashboardServer
+    from klamm.dashboard.web_app import Source
+
+MISSING = "The viewer needs Starlette and uvicorn: pip install 'klamm[dashboard]'."
+_STATUS_TIMEOUT_S = 3.0
+
+
+def dashboard(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 picks a free port.")] = 9080,
+    allow_host: Annotated[
+        list[str], typer.Option("--allow-host", metavar="NAME", help="Another name in the Host of requests.")
+    ] = [],  # noqa: B006
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Show this control log instead of a live one: one JSON object per line."),
+    ] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Serve a web page that shows the control plane: its lanes, requests, queues, and why a leader changed.
+
+    The page reads the topic `__klamm_control_log` and the state of the brokers, and changes nothing. To keep a control
+    log, run `klamm consume __klamm_control_log --from-beginning --exit-at-end > FILE`.
+    """
+    source = live_source(bootstrap_server) if file is None else file_source(file)
+    serve(source, host, port, allow_host)
+
+
+def serve(source: Source, host: str = "127.0.0.1", port: int = 0, names: list[str] = []) -> None:  # noqa: B006
+    """Serve until Ctrl-C."""
+    server = open_server(source, host, port, names)
+    say(f"{bold('dashboard')} {server.address}")
+    server.run()
+
+
+def open_server(source: Source, host: str = "127.0.0.1", port: int = 0, names: list[str] = []) -> DashboardServer:  # noqa: B006
+    from klamm.dashboard.serve import DashboardServer
+
+    try:
+        return DashboardServer(source, host, port, names)
+    except OSError as error:
+        fail(f"The viewer cannot listen on {host}:{port}: {error.strerror}. Choose another --port.")
+
+
+def is_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("starlette") is not None and find_spec("uvicorn") is not None
+
+
+def new_source(**fields: Any) -> Source:
+    if not is_installed():
+        fail(MISSING)
+    from klamm.dashboard.web_app import Source
+
+    return Source(**fields)
+
+
+def live_source(servers: str) -> Source:
+    from klamm.cli.cluster import look
+    from klamm.client.connection_pool import ClientConfig
+
+    addresses = [parse_address(server) for server in servers.split(",")]
+    reader = ActivityReader(addresses, _STATUS_TIMEOUT_S)
+
+    def status() -> dict[str, Any] | None:
+        found, activities = look(addresses, {}, _STATUS_TIMEOUT_S), reader.read()
+        if found is None:
+            return None
+        shown = {each.broker_id: asdict(each) for each in activities or ()}
+        return {**asdict(found), "activity": shown, "requests": [asdict(each) for each in reader.requests]}
+
+    client = ClientConfig(tuple(addresses), client_id="klamm-dashboard", security=command_config.security)
+    return new_source(title=servers, client=client, status=status)
+
+
+def file_source(path: Path) -> Source:
+    """Return the records of a file, in the order of their times."""
+    records = []
+    try:
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            if line.strip():
+                record = json.loads(line)
+                if not isinstance(record, dict) or "kind" not in record or "at_ms" not in record:
+                    fail(f"Line {number} of {path} is not a record of the control log.")
+                records.append((record["at_ms"], line.strip()))
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror}.")
+    except ValueError as error:
+        fail(f"Line {number} of {path} is not JSON: {error}.")
+    if not records:
+        fail(f"{path} has no records.")
+    records.sort(key=lambda item: item[0])
+    return new_source(title=path.name, records=tuple(line for _, line in records))

@@ -1,0 +1,328 @@
+"""Transactions as the brokers report them: coordinators, partition leaders, and the difference between the two."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from klamm.cli.broker_requests import CLIENT_ID, connect
+from klamm.cli.client import TIMEOUT_S
+from klamm.cli.controller import metadata
+from klamm.cli.output import fail
+from klamm.client.blocking_connection import Address
+from klamm.client.client_errors import error_name, is_retriable
+from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
+from klamm.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    TopicRequest,
+)
+from klamm.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
+from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from klamm.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from klamm.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from klamm.protocol.messages.metadata import MetadataResponse
+from klamm.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from klamm.protocol.wire import Message
+
+R = TypeVar("R", bound=Message)
+T = TypeVar("T")
+
+_TRANSACTION: Final = 1
+"""The key type of a transactional id in FindCoordinator."""
+_MARKERS: Final = 1
+"""WriteTxnMarkers v1: an operator does not know the transaction's version, which v2 carries."""
+_PARTITIONS_PER_REQUEST: Final = 500
+_PAUSE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    transactional_id: str
+    coordinator: int
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    transactional_id: str
+    coordinator: int
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    start_time_ms: int | None
+    """None: no transaction is open."""
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open in the log of a partition, whether or not a coordinator knows of it."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp_ms: int
+
+
+def hanging(
+    candidates: Iterable[OpenTransaction], ids: Mapping[int, str], known: Mapping[str, Description]
+) -> list[OpenTransaction]:
+    """Return the candidates that no coordinator will end: it does not know the producer, or not the partition.
+
+    `ids` has the transactional ids by producer id, `known` the transactions that the coordinators have.
+    """
+    found = []
+    for candidate in candidates:
+        description = known.get(ids.get(candidate.producer_id, ""))
+        if description is None or candidate.partition not in description.partitions:
+            found.append(candidate)
+    return found
+
+
+class Transactions:
+    """The transactions of a cluster. A request is repeated for `timeout_s` while coordinators or leaders move."""
+
+    def __init__(self, servers: str, timeout_s: float) -> None:
+        self._servers = servers
+        self._timeout_s = timeout_s
+
+    def listings(
+        self,
+        states: Collection[str] = (),
+        producer_ids: Collection[int] = (),
+        longer_than_ms: int = -1,
+    ) -> list[Listing]:
+        """Return the transactional ids of all coordinators, filtered by state, producer id or age."""
+        request = ListTransactionsRequest(
+            state_filters=list(states), producer_id_filters=list(producer_ids), duration_filter=longer_than_ms
+        )
+        found: list[Listing] = []
+        for broker_id, address in sorted(self._brokers().items()):
+            answer = self._until_served(
+                partial(_list, address, request), f"Broker {broker_id} did not list its transactions"
+            )
+            if answer.unknown_state_filters:
+                fail(f"{answer.unknown_state_filters[0]!r} is not a state of a transaction.")
+            found += [
+                Listing(each.transactional_id, broker_id, each.producer_id, each.transaction_state)
+                for each in answer.transaction_states
+            ]
+        return sorted(found, key=lambda listing: listing.transactional_id)
+
+    def describe(self, transactional_id: str) -> Description | None:
+        """Return the coordinator's state of a transactional id; None if it has none."""
+        request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+
+        def attempt() -> Description | None:
+            coordinator, address = self._coordinator(transactional_id)
+            answer = _ask(address, request, DescribeTransactionsResponse)
+            (state,) = answer.transaction_states
+            if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                return None
+            _check(state.error_code)
+            return Description(
+                transactional_id,
+                coordinator,
+                state.producer_id,
+                state.producer_epoch,
+                state.transaction_state,
+                state.transaction_timeout_ms,
+                None if state.transaction_start_time_ms < 0 else state.transaction_start_time_ms,
+                tuple(TopicPartition(topic.topic, index) for topic in state.topics for index in topic.partitions),
+            )
+
+        return self._until_served(attempt, f"Transactional id {transactional_id} cannot be described")
+
+    def open_transactions(
+        self, topic: str | None = None, partition: int | None = None, broker_id: int | None = None
+    ) -> list[OpenTransaction]:
+        """Return what is open in the logs of these partitions, as their leaders report it, or one broker."""
+        view = self._metadata(topic)
+        addresses = {node.node_id: (node.host, node.port) for node in view.brokers}
+        if broker_id is not None and broker_id not in addresses:
+            fail(f"There is no live broker {broker_id}.")
+        by_broker: dict[int, list[TopicPartition]] = {}
+        for each in view.topics:
+            for part in each.partitions:
+                if partition not in (None, part.partition_index):
+                    continue
+                if broker_id is None or broker_id in part.replica_nodes:
+                    at = part.leader_id if broker_id is None else broker_id
+                    by_broker.setdefault(at, []).append(TopicPartition(str(each.name), part.partition_index))
+        if partition is not None and not by_broker and broker_id is None:
+            fail(f"Topic {topic} has no partition {partition}.")
+        found: list[OpenTransaction] = []
+        for at, partitions in sorted(by_broker.items()):
+            if at not in addresses:
+                fail(
+                    f"{partitions[0]} has no leader, so its transactions are not known. Pass --broker-id of a replica."
+                )
+            for start in range(0, len(partitions), _PARTITIONS_PER_REQUEST):
+                found += self._producers(addresses[at], partitions[start : start + _PARTITIONS_PER_REQUEST])
+        return sorted(found, key=lambda each: (each.partition, each.start_offset))
+
+    def _producers(self, address: Address, partitions: Collection[TopicPartition]) -> list[OpenTransaction]:
+        topics: dict[str, list[int]] = {}
+        for tp in partitions:
+            topics.setdefault(tp.topic, []).append(tp.partition)
+        request = DescribeProducersRequest(
+            topics=[TopicRequest(name=name, partition_indexes=indexes) for name, indexes in topics.items()]
+        )
+
+        def attempt() -> list[OpenTransaction]:
+            answer = _ask(address, request, DescribeProducersResponse)
+            found = []
+            for topic in answer.topics:
+                for part in topic.partitions:
+                    _check(part.error_code)
+                    found += [
+                        OpenTransaction(
+                            TopicPartition(topic.name, part.partition_index),
+                            producer.producer_id,
+                            producer.producer_epoch,
+                            producer.coordinator_epoch,
+                            producer.current_txn_start_offset,
+                            producer.last_timestamp,
+                        )
+                        for producer in part.active_producers
+                        if producer.current_txn_start_offset >= 0
+                    ]
+            return found
+
+        return self._until_served(attempt, f"The producers of {len(partitions)} partitions cannot be described")
+
+    def find_hanging(self, candidates: Collection[OpenTransaction]) -> list[OpenTransaction]:
+        """Return the open transactions that no coordinator will end."""
+        if not candidates:
+            return []
+        listed = self.listings(producer_ids=sorted({each.producer_id for each in candidates}))
+        ids = {listing.producer_id: listing.transactional_id for listing in listed}
+        descriptions = [self.describe(transactional_id) for transactional_id in sorted(set(ids.values()))]
+        return hanging(candidates, ids, {each.transactional_id: each for each in descriptions if each is not None})
+
+    def write_abort_marker(self, transaction: OpenTransaction) -> None:
+        """End a transaction in the log of one partition, without its coordinator."""
+        tp = transaction.partition
+        marker = WritableTxnMarker(
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            transaction_result=False,
+            topics=[WritableTxnMarkerTopic(name=tp.topic, partition_indexes=[tp.partition])],
+            coordinator_epoch=max(transaction.coordinator_epoch, 0),
+        )
+        request = WriteTxnMarkersRequest(markers=[marker])
+
+        def attempt() -> None:
+            answer = _ask(self._leader(tp), request, WriteTxnMarkersResponse, _MARKERS)
+            for row in (row for each in answer.markers for topic in each.topics for row in topic.partitions):
+                _check(row.error_code)
+
+        self._until_served(attempt, f"The transaction of {tp} at offset {transaction.start_offset} was not aborted")
+
+    def fence(self, description: Description) -> int:
+        """Give the transactional id a new epoch, which aborts its transaction; return the epoch."""
+        transactional_id = description.transactional_id
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=description.timeout_ms
+        )
+
+        def attempt() -> int:
+            _, address = self._coordinator(transactional_id)
+            answer = _ask(address, request, InitProducerIdResponse)
+            if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
+                raise _NotYet("the transaction is being aborted")
+            _check(answer.error_code)
+            return answer.producer_epoch
+
+        return self._until_served(attempt, f"The transaction of {transactional_id} was not aborted")
+
+    # --- brokers ---------------------------------------------------------------------------------------------------
+
+    def _brokers(self) -> dict[int, Address]:
+        _, view = metadata(self._servers, ())
+        return {node.node_id: (node.host, node.port) for node in view.brokers}
+
+    def _metadata(self, topic: str | None) -> MetadataResponse:
+        _, view = metadata(self._servers, None if topic is None else (topic,))
+        for each in view.topics:
+            if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                fail(f"There is no topic {each.name}.")
+        return view
+
+    def _leader(self, tp: TopicPartition) -> Address:
+        view = self._metadata(tp.topic)
+        leader = next(
+            (p.leader_id for topic in view.topics for p in topic.partitions if p.partition_index == tp.partition), None
+        )
+        if leader is None:
+            fail(f"Topic {tp.topic} has no partition {tp.partition}.")
+        address = next(((node.host, node.port) for node in view.brokers if node.node_id == leader), None)
+        if address is None:
+            raise _NotYet(f"{tp} has no leader")
+        return address
+
+    def _coordinator(self, transactional_id: str) -> tuple[int, Address]:
+        request = FindCoordinatorRequest(key=transactional_id, key_type=_TRANSACTION)
+        for address in self._brokers().values():
+            try:
+                answer = _ask(address, request, FindCoordinatorResponse, 3)
+            except OSError:
+                continue
+            _check(answer.error_code)
+            return answer.node_id, (answer.host, answer.port)
+        raise _NotYet("no broker answers")
+
+    def _until_served(self, attempt: Callable[[], T], what: str) -> T:
+        """Repeat the attempt while its errors are temporary."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return attempt()
+            except (_NotYet, OSError) as error:
+                if time.monotonic() >= deadline_s:
+                    fail(f"{what} within {self._timeout_s:g} s: {error}.")
+            time.sleep(_PAUSE_S)
+
+
+class _NotYet(Exception):
+    """A temporary error of a broker."""
+
+
+def _ask(address: Address, request: Message, answer: type[R], limit: int | None = None) -> R:
+    """Ask in the highest version, up to `limit`, that both sides have."""
+    with connect(address, TIMEOUT_S) as connection:
+        connection.negotiate(CLIENT_ID)
+        try:
+            version = connection.version(type(request), limit)
+        except ConnectionError as error:
+            fail(f"{address[0]}:{address[1]}: {error}.")
+        return connection.ask(request, answer, version)
+
+
+def _list(address: Address, request: ListTransactionsRequest) -> ListTransactionsResponse:
+    # The age came with v1; without it, v0 does, which older brokers serve.
+    answer = _ask(address, request, ListTransactionsResponse, None if request.duration_filter >= 0 else 0)
+    _check(answer.error_code)
+    return answer
+
+
+def _check(code: int) -> None:
+    if code == ErrorCode.NONE:
+        return
+    if is_retriable(code):
+        raise _NotYet(error_name(code))
+    fail(f"The broker answered {error_name(code)}.")

@@ -1,0 +1,210 @@
+"""`klamm txn list|describe|find-hanging|abort`, like kafka-transactions.sh."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
+from klamm.cli.output import fail, note, say, table
+
+if TYPE_CHECKING:
+    from klamm.cli.transactions import Description, OpenTransaction, Transactions
+
+app = typer.Typer(help="Inspect transactions, and abort those that hang.", no_args_is_help=True)
+
+_MINUTE_MS: Final = 60_000
+Json = Annotated[bool, typer.Option("--json", help="Print all details as JSON.")]
+Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait while coordinators or leaders move.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="The topic.")]
+Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The partition of --topic.")]
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        list[str],
+        typer.Option("--state", help="Only transactions in this state, for example Ongoing; may be repeated."),
+    ] = [],  # noqa: B006
+    longer_than: Annotated[
+        int | None, typer.Option("--longer-than-ms", min=0, help="Only transactions that run longer than this.")
+    ] = None,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print the transactional ids of all coordinators and the states of their transactions."""
+    found = _transactions(bootstrap_server, timeout).listings(state, (), -1 if longer_than is None else longer_than)
+    if as_json:
+        say(json.dumps([asdict(listing) for listing in found], indent=1))
+        return
+    table(
+        ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "STATE"),
+        [(each.transactional_id, each.coordinator, each.producer_id, each.state) for each in found],
+    )
+
+
+@app.command()
+def describe(
+    ids: Annotated[list[str], typer.Argument(metavar="TRANSACTIONAL-ID...")],
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show the producer, the state and the partitions of transactional ids."""
+    transactions = _transactions(bootstrap_server, timeout)
+    found = [_described(transactions, transactional_id) for transactional_id in ids]
+    if as_json:
+        say(json.dumps([_as_json(description) for description in found], indent=1))
+        return
+    now_ms = time.time() * 1000
+    table(
+        ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "EPOCH", "STATE", "TIMEOUT-MS", "AGE-MS", "PARTITIONS"),
+        [
+            (
+                each.transactional_id,
+                each.coordinator,
+                each.producer_id,
+                each.producer_epoch,
+                each.state,
+                each.timeout_ms,
+                None if each.start_time_ms is None else round(max(now_ms - each.start_time_ms, 0)),
+                ",".join(map(str, each.partitions)),
+            )
+            for each in found
+        ],
+    )
+
+
+@app.command("find-hanging")
+def find_hanging(
+    topic: Topic = None,
+    partition: Partition = None,
+    broker_id: Annotated[
+        int | None, typer.Option("--broker-id", help="Ask this broker about its replicas, instead of the leaders.")
+    ] = None,
+    max_transaction_timeout: Annotated[
+        int,
+        typer.Option(
+            "--max-transaction-timeout",
+            min=0,
+            help="Minutes without a record after which an open transaction is suspect: transaction.max.timeout.ms.",
+        ),
+    ] = 15,
+    as_json: Json = False,
+    timeout: Timeout = 30.0,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Find transactions that are open in a log although no coordinator will end them.
+
+    Such a transaction stops consumers with isolation.level=read_committed, and the compaction of the partition.
+    """
+    if partition is not None and topic is None:
+        fail("--partition requires --topic.")
+    transactions = _transactions(bootstrap_server, timeout)
+    is_open = transactions.open_transactions(topic, partition, broker_id)
+    now_ms = time.time() * 1000
+    limit_ms = max_transaction_timeout * _MINUTE_MS
+    found = transactions.find_hanging([each for each in is_open if now_ms - each.last_timestamp_ms > limit_ms])
+    if as_json:
+        say(json.dumps([_as_json(each) for each in found], indent=1))
+        return
+    if not found:
+        note("No transaction hangs.")
+        return
+    table(
+        ("TOPIC", "PARTITION", "PRODUCER-ID", "EPOCH", "COORDINATOR-EPOCH", "START-OFFSET", "LAST-RECORD-MS-AGO"),
+        [
+            (
+                *each.partition,
+                each.producer_id,
+                each.producer_epoch,
+                each.coordinator_epoch,
+                each.start_offset,
+                round(max(now_ms - each.last_timestamp_ms, 0)),
+            )
+            for each in found
+        ],
+    )
+    note("To end one, pass its topic, partition and start offset to `klamm txn abort`.")
+
+
+@app.command()
+def abort(
+    transactional_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[TRANSACTIONAL-ID]", help="The transaction's id, if a coordinator knows it."),
+    ] = None,
+    topic: Topic = None,
+    partition: Partition = None,
+    start_offset: Annotated[
+        int | None,
+        typer.Option("--start-offset", min=0, help="First offset of the hanging transaction in --topic, --partition."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the marker even if a coordinator knows the transaction.")
+    ] = False,
+    timeout: Timeout = 30.0,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Abort a transaction.
+
+    By TRANSACTIONAL-ID, the coordinator aborts it everywhere and fences its producer. By --topic, --partition and
+    --start-offset, an abort marker is written to that partition alone: for transactions that hang, see find-hanging.
+    """
+    in_log = (topic, partition, start_offset)
+    is_in_log = all(value is not None for value in in_log)
+    if (transactional_id is None) == (not is_in_log) or (transactional_id is not None and any(in_log)):
+        fail("Pass a TRANSACTIONAL-ID, or --topic, --partition and --start-offset.")
+    transactions = _transactions(bootstrap_server, timeout)
+    if transactional_id is not None:
+        description = _described(transactions, transactional_id)
+        epoch = transactions.fence(description)
+        was = "aborted" if description.start_time_ms is not None else "not open"
+        say(f"The transaction of {transactional_id} was {was}; producers with an epoch below {epoch} are fenced.")
+        return
+    assert topic is not None and partition is not None
+    _abort_in_log(transactions, topic, partition, start_offset, force=force)
+
+
+def _abort_in_log(
+    transactions: Transactions, topic: str, partition: int, start_offset: int | None, *, force: bool
+) -> None:
+    is_open = transactions.open_transactions(topic, partition)
+    found = next((each for each in is_open if each.start_offset == start_offset), None)
+    if found is None:
+        fail(f"{topic}-{partition} has no open transaction that starts at offset {start_offset}.")
+    if not force and not transactions.find_hanging([found]):
+        fail(
+            f"The transaction at offset {start_offset} of {topic}-{partition} does not hang: its coordinator will end "
+            "it. Abort it by its transactional id (`klamm txn list`), or pass --force."
+        )
+    transactions.write_abort_marker(found)
+    say(f"Aborted the transaction of producer {found.producer_id} in {topic}-{partition}.")
+
+
+def _transactions(servers: str, timeout_s: float) -> Transactions:
+    from klamm.cli.transactions import Transactions
+
+    return Transactions(servers, timeout_s)
+
+
+def _described(transactions: Transactions, transactional_id: str) -> Description:
+    description = transactions.describe(transactional_id)
+    if description is None:
+        fail(f"No coordinator knows the transactional id {transactional_id}. `klamm txn list` prints all.")
+    return description
+
+
+def _as_json(value: Description | OpenTransaction) -> dict[str, Any]:
+    """Partitions as `topic-0`, as in the tables."""
+    row = asdict(value)
+    for name in ("partition", "partitions"):
+        if name in row:
+            raw = getattr(value, name)
+            row[name] = str(raw) if name == "partition" else [str(tp) for tp in raw]
+    return row

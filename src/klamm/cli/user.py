@@ -1,0 +1,226 @@
+"""`klamm user add|list|remove`: users with SCRAM credentials, through the brokers or, before their start, ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
+from klamm.cli.output import Failure, fail, note, say, table
+from klamm.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from klamm.protocol.messages.alter_user_scram_credentials import ScramCredentialDeletion, ScramCredentialUpsertion
+    from klamm.zk.client.blocking import BlockingSession
+
+app = typer.Typer(help="Add, list and remove users with SCRAM passwords.", no_args_is_help=True)
+
+_NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+_NAMES: Final = {number: name for name, number in _NUMBERS.items()}
+_DEFAULT: Final = "SCRAM-SHA-512"
+_ZOOKEEPER_S: Final = 10.0
+_SALT_BYTES: Final = 24
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user, without User:.")]
+Mechanism = Annotated[
+    list[str] | None,
+    typer.Option("--mechanism", "-m", metavar="NAME", help="SCRAM-SHA-256 or SCRAM-SHA-512. May be repeated."),
+]
+BrokerConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--broker-config",
+        metavar="FILE",
+        help="Use the ZooKeeper that this configuration of a broker names, instead of the brokers: for the first users "
+        "of a cluster, with which its brokers log in.",
+    ),
+]
+
+
+@app.callback()
+def user() -> None:
+    """Add, list and remove users with SCRAM passwords."""
+
+
+@app.command()
+def add(
+    name: Name,
+    mechanism: Mechanism = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option("--password-file", metavar="FILE", help="File whose first line is the password."),
+    ] = None,
+    iterations: Annotated[int, typer.Option("--iterations", min=4096, max=16384, help="Rounds of the hash.")] = 4096,
+    broker_config: BrokerConfig = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Add a user, or change the password of one.
+
+    The password comes from a prompt, from standard input or from --password-file. There is no option for it, because
+    others can read the arguments of a process. The brokers receive a salted hash only.
+    """
+    mechanisms = _chosen(mechanism) or [_DEFAULT]
+    password = _password(password_file, name)
+    if broker_config is not None:
+        from klamm.security.sasl.new_credential import scram_text
+        from klamm.zk.client.user_config import alter_user_settings
+
+        with _zookeeper(broker_config) as session:
+            alter_user_settings(session, name, {each: scram_text(each, password, iterations) for each in mechanisms})
+    else:
+        _upsert(bootstrap_server, name, password, mechanisms, iterations)
+    note(f"User {name} can log in with {' and '.join(mechanisms)}.")
+
+
+@app.command("list")
+def list_(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    broker_config: BrokerConfig = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print the users and their mechanisms."""
+    found = _from_zookeeper(broker_config) if broker_config is not None else _from_brokers(bootstrap_server)
+    if as_json:
+        documents = [{"user": name, "mechanism": how, "iterations": rounds} for name, how, rounds in found]
+        say(json.dumps(documents, indent=2))
+    else:
+        table(("USER", "MECHANISM", "ITERATIONS"), found)
+
+
+@app.command()
+def remove(
+    name: Name,
+    mechanism: Mechanism = None,
+    broker_config: BrokerConfig = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Remove a user's password for all mechanisms, or for --mechanism. Its open connections stay."""
+    found = _from_zookeeper(broker_config) if broker_config is not None else _from_brokers(bootstrap_server)
+    there = [how for owner, how, _ in found if owner == name]
+    chosen = _chosen(mechanism)
+    missing = [each for each in chosen if each not in there]
+    if not there or missing:
+        fail(f"User {name} has no password{f' for {missing[0]}' if missing else ''}.")
+    mechanisms = chosen or there
+    if broker_config is not None:
+        from klamm.zk.client.user_config import alter_user_settings
+
+        with _zookeeper(broker_config) as session:
+            alter_user_settings(session, name, dict.fromkeys(mechanisms))
+    else:
+        _delete(bootstrap_server, name, mechanisms)
+    note(f"User {name} can no longer log in with {' or '.join(mechanisms)}.")
+
+
+def _chosen(mechanisms: list[str] | None) -> list[str]:
+    chosen = list(dict.fromkeys(each.upper() for each in mechanisms or []))
+    for each in chosen:
+        if each not in _NUMBERS:
+            fail(f"--mechanism {each!r} is not one of {', '.join(_NUMBERS)}.")
+    return chosen
+
+
+def _password(path: Path | None, name: str) -> str:
+    if path is not None:
+        text = path.read_text(encoding="utf-8")
+    elif sys.stdin.isatty():
+        text = typer.prompt(f"Password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        text = sys.stdin.readline()
+    password = text.splitlines()[0] if text.splitlines() else ""
+    if not password:
+        fail("The password is empty.")
+    return password
+
+
+# --- through the brokers ---------------------------------------------------------------------------------------------
+
+
+def _upsert(servers: str, name: str, password: str, mechanisms: list[str], iterations: int) -> None:
+    from klamm.protocol.messages.alter_user_scram_credentials import ScramCredentialUpsertion
+    from klamm.security.sasl.scram_credential import salted_password
+
+    upsertions = []
+    for each in mechanisms:
+        salt = os.urandom(_SALT_BYTES)
+        salted = salted_password(each, password, salt, iterations)
+        upsertions.append(
+            ScramCredentialUpsertion(
+                name=name, mechanism=_NUMBERS[each], iterations=iterations, salt=salt, salted_password=salted
+            )
+        )
+    _alter(servers, [], upsertions)
+
+
+def _delete(servers: str, name: str, mechanisms: list[str]) -> None:
+    from klamm.protocol.messages.alter_user_scram_credentials import ScramCredentialDeletion
+
+    _alter(servers, [ScramCredentialDeletion(name=name, mechanism=_NUMBERS[each]) for each in mechanisms], [])
+
+
+def _alter(servers: str, deletions: list[ScramCredentialDeletion], upsertions: list[ScramCredentialUpsertion]) -> None:
+    from klamm.cli.broker_requests import ask_any
+    from klamm.protocol.messages.alter_user_scram_credentials import (
+        AlterUserScramCredentialsRequest,
+        AlterUserScramCredentialsResponse,
+    )
+
+    request = AlterUserScramCredentialsRequest(deletions=deletions, upsertions=upsertions)
+    for result in ask_any(servers, request, 0, AlterUserScramCredentialsResponse).results:
+        _refuse(result.error_code, result.error_message)
+
+
+def _from_brokers(servers: str) -> list[tuple[str, str, int]]:
+    from klamm.cli.broker_requests import ask_any
+    from klamm.protocol.messages.describe_user_scram_credentials import (
+        DescribeUserScramCredentialsRequest,
+        DescribeUserScramCredentialsResponse,
+    )
+
+    request = DescribeUserScramCredentialsRequest(users=None)
+    answer = ask_any(servers, request, 0, DescribeUserScramCredentialsResponse)
+    _refuse(answer.error_code, answer.error_message)
+    return sorted(
+        (result.user, _NAMES.get(info.mechanism, str(info.mechanism)), info.iterations)
+        for result in answer.results
+        for info in result.credential_infos
+    )
+
+
+def _refuse(code: int, message: str | None) -> None:
+    if code != ErrorCode.NONE:
+        name = ErrorCode(code).name
+        raise Failure(f"{name}: {message}" if message else f"{name}.")
+
+
+# --- through ZooKeeper -----------------------------------------------------------------------------------------------
+
+
+def _zookeeper(broker_config: Path) -> BlockingSession:
+    from klamm.config import KafkaConfig
+    from klamm.server import zookeeper_security
+    from klamm.zk.client.blocking import BlockingSession
+
+    config = KafkaConfig.from_file(broker_config)
+    if not config.zookeeper_connect:
+        fail(f"{broker_config} has no zookeeper.connect: start the broker, whose ZooKeeper is its own, and use it.")
+    return BlockingSession(config.zookeeper_connect, _ZOOKEEPER_S, None, zookeeper_security.client(config))
+
+
+def _from_zookeeper(broker_config: Path) -> list[tuple[str, str, int]]:
+    from klamm.security.sasl.scram_credential import parse_credential
+    from klamm.zk.client.user_config import user_settings, users
+
+    with _zookeeper(broker_config) as session:
+        found = {name: user_settings(session, name) or {} for name in users(session)}
+    return [
+        (name, each, parse_credential(settings[each]).iterations)
+        for name, settings in found.items()
+        for each in _NUMBERS
+        if each in settings
+    ]

@@ -1,0 +1,124 @@
+// The strips below each broker's lane, and the queues at the bottom of the chart.
+
+import { box, clipped } from "./paint.js";
+import { lowerBound } from "./series.js";
+
+export function drawStrips(chart) {
+  const { run, layout, partition } = chart;
+  for (const lane of layout.lanes.values()) {
+    for (const strip of lane.strips) {
+      const series = strip.kind === "cache" ? run.known.get(`${lane.id}/${partition}`) : run.replicas.get(`${lane.id}/${partition}`);
+      if (strip.kind === "log") drawLog(chart, strip, series);
+      else drawStates(chart, lane, strip, series);
+    }
+  }
+}
+
+function drawStates(chart, lane, strip, series) {
+  const { ctx, run, colours, view } = chart;
+  ctx.globalAlpha = 0.5;
+  ctx.fillStyle = colours.faint;
+  box(ctx, 0, strip.top, chart.width, strip.height, 3);
+  ctx.fill();
+  ctx.globalAlpha = 1;
+  if (!series) return;
+  const end = Math.max(run.end, view.end);
+  const pieces = strip.kind === "cache" ? cachePieces(chart, lane, series, end) : rolePieces(chart, series, end);
+  for (const { from, to, colour, text, strong } of pieces) {
+    const x0 = chart.x(from);
+    const x1 = chart.x(to);
+    ctx.globalAlpha = strong ? 0.95 : 0.4;
+    ctx.fillStyle = colour;
+    box(ctx, x0 + 0.5, strip.top, x1 - x0 - 1, strip.height, 3);
+    ctx.fill();
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = strong ? colours.bg : colours.text;
+    if (strip.height > 10) clipped(ctx, text, Math.max(0, x0) + 5, strip.top + strip.height / 2 + 0.5, Math.min(x1, chart.width) - Math.max(0, x0) - 8);
+  }
+}
+
+function rolePieces(chart, series, end) {
+  // Neighbours with equal texts are one piece: log ends change often, roles seldom.
+  const pieces = [];
+  for (const [entry, from, to] of series.between(chart.view.start, chart.view.end, end)) {
+    if (entry.role === "none" || !entry.role) continue;
+    const isr = entry.isr ? `  ISR ${entry.isr.join(",")}${entry.pending ? ` → ${entry.pending.join(",")}` : ""}` : "";
+    const text = entry.role === "leader" ? `leader e${entry.epoch}${isr}` : `${entry.role} e${entry.epoch}`;
+    const colour = entry.role === "leader" ? chart.colours.leader : entry.role === "follower" ? chart.colours.follower : chart.colours.refused;
+    const last = pieces[pieces.length - 1];
+    if (last && last.text === text && last.to >= from - 0.01) last.to = to;
+    else pieces.push({ from, to, text, colour, strong: entry.role === "leader" });
+  }
+  return pieces;
+}
+
+function cachePieces(chart, lane, series, end) {
+  // Split where the controller decides: the same entry is fresh before and stale after.
+  const pieces = [];
+  const decided = chart.run.truth.get(chart.partition)?.items || [];
+  for (const [entry, from, to] of series.between(chart.view.start, chart.view.end, end)) {
+    if (entry.epoch === null) continue;
+    const cuts = [from, ...decided.map((truth) => truth.at).filter((at) => at > from && at < to), to];
+    for (let index = 0; index + 1 < cuts.length; index += 1) {
+      const isStale = chart.run.isStale(lane.id, chart.partition, cuts[index]);
+      const known = entry.leader === -2 ? "forgets it" : `knows leader ${entry.leader} e${entry.epoch}`;
+      pieces.push({ from: cuts[index], to: cuts[index + 1], text: isStale ? `stale: ${known}` : known,
+        colour: isStale ? chart.colours.refused : chart.colours.umr, strong: isStale });
+    }
+  }
+  return pieces;
+}
+
+function drawLog(chart, strip, series) {
+  const { ctx, run, colours, view } = chart;
+  const most = Math.max(8, ...run.sortedBrokers().map((broker) => run.replicas.get(`${broker}/${chart.partition}`)?.at(view.end)?.logEnd ?? 0));
+  const y = (offset) => strip.top + strip.height - (offset / most) * (strip.height - 2);
+  if (!series) return;
+  const pieces = [...series.between(view.start, view.end, Math.max(run.end, view.end))].filter(([entry]) => entry.logEnd !== undefined && entry.role !== "none");
+  for (const [field, colour, alpha] of [["logEnd", colours.follower, 0.3], ["highWatermark", colours.leader, 0.5]]) {
+    ctx.fillStyle = colour;
+    ctx.globalAlpha = alpha;
+    for (const [entry, from, to] of pieces) {
+      const top = y(entry[field] ?? 0);
+      ctx.fillRect(chart.x(from), top, chart.x(to) - chart.x(from) + 0.5, strip.top + strip.height - top);
+    }
+  }
+  ctx.globalAlpha = 1;
+  for (const [entry, from, to] of pieces) {
+    chart.hits.push({ kind: "box", x0: chart.x(from), y0: strip.top, x1: chart.x(to), y1: strip.top + strip.height, type: "replica", item: entry });
+  }
+}
+
+export function drawQueues(chart) {
+  const { ctx, run, layout, colours, view } = chart;
+  for (const queue of layout.queues) {
+    const series = queue.id === "events" ? run.eventQueue : run.requestQueues.get(queue.id);
+    ctx.fillStyle = colours.line;
+    ctx.fillRect(0, queue.top + queue.height, chart.width, 1);
+    if (!series) continue;
+    const most = Math.max(4, ...(queue.id === "events" ? [series] : [...run.requestQueues.values()]).map((it) => it.largest));
+    ctx.fillStyle = colours.queue;
+    for (const [entry, from, to] of series.between(view.start, view.end, Math.max(run.end, view.end))) {
+      if (!entry.size) continue;
+      const height = (entry.size / most) * (queue.height - 2);
+      const x0 = chart.x(from);
+      const width = Math.max(1.5, chart.x(to) - x0);
+      ctx.globalAlpha = 0.75;
+      ctx.fillRect(x0, queue.top + queue.height - height, width, height);
+      ctx.globalAlpha = 1;
+      chart.hits.push({ kind: "box", x0, y0: queue.top, x1: x0 + width, y1: queue.top + queue.height, type: "queue", item: { ...entry, title: queue.title } });
+    }
+  }
+  const first = lowerBound(run.coalesced, view.start, (it) => it.at_ms);
+  for (let index = first; index < run.coalesced.length && run.coalesced[index].at_ms <= view.end; index += 1) {
+    const record = run.coalesced[index];
+    const queue = layout.queues.find((it) => it.id === record.target);
+    if (!queue) continue;
+    const x = chart.x(record.at_ms);
+    ctx.fillStyle = colours.accent;
+    ctx.beginPath();
+    ctx.arc(x, queue.top + 4, 2.6, 0, 7);
+    ctx.fill();
+    chart.hits.push({ kind: "box", x0: x - 4, y0: queue.top, x1: x + 4, y1: queue.top + 9, type: "coalesced", item: record });
+  }
+}

@@ -1,0 +1,117 @@
+"""The web application of the viewer: its files, the records of the control plane, and the state of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from klamm import __version__
+from klamm.client.connection_pool import ClientConfig
+from klamm.dashboard.control_tail import ControlTail
+from klamm.dashboard.guard import Guard
+from klamm.dashboard.record_history import RecordHistory
+
+STATIC: Final = Path(__file__).parent / "static"
+_CHUNK: Final = 1_000
+_KEEP_ALIVE_S: Final = 15.0
+
+Status = Callable[[], Mapping[str, Any] | None]
+"""Returns the state of the cluster; None if no broker answers. It blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The subject of the viewer: a live cluster, or the records of a run that has ended."""
+
+    title: str
+    records: tuple[bytes, ...] = ()
+    end_ms: int | None = None
+    client: ClientConfig | None = None
+    """How to reach the brokers of a live cluster."""
+    status: Status | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.status is not None
+
+
+class _Viewer:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.history = RecordHistory(max(200_000, len(source.records)))
+        self.tail = None if source.client is None else ControlTail(source.client, self.history)
+        self._asking: asyncio.Future[Mapping[str, Any] | None] | None = None
+
+    async def index(self, request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", media_type="text/html")
+
+    async def about(self, request: Request) -> Response:
+        source = self._source
+        about = {"title": source.title, "is_live": source.is_live, "end_ms": source.end_ms, "version": __version__}
+        return JSONResponse(about)
+
+    async def records(self, request: Request) -> Response:
+        """Server-sent events: the records so far, in chunks, and then those that arrive."""
+        if self.tail is not None:
+            self.tail.start()
+        return StreamingResponse(self._stream(_position(request)), media_type="text/event-stream")
+
+    async def _stream(self, position: int) -> AsyncIterator[bytes]:
+        while True:
+            found, position = self.history.after(position, _CHUNK)
+            if found:
+                yield b"id: %d\ndata: [%s]\n\n" % (position, b",".join(found))
+                await asyncio.sleep(0)
+                continue
+            problem = None if self.tail is None else self.tail.problem
+            yield b"event: state\ndata: %s\n\n" % json.dumps({"problem": problem, "count": position}).encode()
+            await self.history.wait(position, _KEEP_ALIVE_S)
+
+    async def status(self, request: Request) -> Response:
+        """One question at a time, whatever the number of readers."""
+        if self._source.status is None:
+            return JSONResponse({"problem": "this is a recorded run"}, 404)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._source.status))
+        found = await asyncio.shield(self._asking)
+        return JSONResponse({"problem": "no broker answers"} if found is None else dict(found))
+
+
+def _position(request: Request) -> int:
+    text = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+    return int(text) if text.isdigit() else 0
+
+
+def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
+    viewer = _Viewer(source)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        viewer.history.add(list(source.records))
+        yield
+        if viewer.tail is not None:
+            viewer.tail.close()
+
+    return Starlette(
+        routes=[
+            Route("/", viewer.index),
+            Route("/api/about", viewer.about),
+            Route("/api/records", viewer.records),
+            Route("/api/status", viewer.status),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        middleware=[Middleware(Guard, names=tuple(names))],
+        lifespan=lifespan,
+    )

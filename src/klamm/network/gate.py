@@ -1,0 +1,204 @@
+"""Gate: decide which frames of a connection pass as requests, and run the SASL exchange with the others. No I/O.
+
+The gate of a connection is closed until its peer has proved who it is, during each exchange, and after a session has
+ended. A closed gate lets ApiVersions pass before the exchange, and SaslHandshake begin one. A gate without SASL is
+open; a broker may still prove its id there, with the mechanism KLAMM-PEER.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeVar
+
+from klamm.errors import ProtocolError
+from klamm.network.request_context import ChannelContext
+from klamm.protocol.frames import API_VERSIONS, REQUEST_HEADER, Frame, decode_request_header
+from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest
+from klamm.protocol.wire import Message, decode
+from klamm.security.listener_security import ListenerSecurity
+from klamm.security.sasl.mechanisms import KLAMM_PEER
+from klamm.security.sasl.server_authenticator import SaslServerAuthenticator, SaslSession, SaslState
+
+HANDSHAKE: Final = SaslHandshakeRequest.KEY
+AUTHENTICATE: Final = SaslAuthenticateRequest.KEY
+SASL_KEYS: Final = (bytes([0, HANDSHAKE]), bytes([0, AUTHENTICATE]))
+"""The first bytes of a frame that the gate must see even when it is open."""
+MIN_REAUTHENTICATION_MS: Final = 1_000
+"""A connection may authenticate again once per second, as in Kafka."""
+
+M = TypeVar("M", bound=Message)
+
+
+class Answer(NamedTuple):
+    """The answer to a frame that did not pass. `message` goes with a header, `token` without one, None is silence."""
+
+    key: int = -1
+    version: int = 0
+    correlation_id: int = 0
+    message: Message | None = None
+    token: bytes | None = None
+    problem: str | None = None
+    """Why the authentication failed: the connection ends after a delay."""
+
+
+class Gate:
+    """One per connection. It writes the principal and the proven broker id into the connection's context."""
+
+    __slots__ = ("_began_at_ms", "_context", "_exchange", "_is_peer", "is_closed", "security", "session")
+
+    def __init__(self, security: ListenerSecurity, context: ChannelContext) -> None:
+        self.security = security
+        self._context = context
+        self._exchange: SaslServerAuthenticator | None = None
+        self._is_peer = False
+        self._began_at_ms = -MIN_REAUTHENTICATION_MS
+        self.session: SaslSession | None = None
+        """The session of the last successful exchange, except for a broker's proof."""
+        self.is_closed = security.has_tls or security.has_sasl
+        if security.has_sasl:
+            assert security.sasl is not None, "a SASL listener has mechanisms"
+            self._exchange = SaslServerAuthenticator(security.sasl)
+
+    @property
+    def is_authenticating(self) -> bool:
+        return self._exchange is not None
+
+    @property
+    def expects_token(self) -> bool:
+        """Whether the next frame carries a password or a proof."""
+        exchange = self._exchange
+        return exchange is not None and exchange.state is not SaslState.HANDSHAKE
+
+    @property
+    def max_receive_bytes(self) -> int | None:
+        """The limit of a frame before the connection has proved anything."""
+        sasl = self.security.sasl
+        return sasl.max_receive_bytes if sasl is not None and self.session is None else None
+
+    def pass_certificate(self, certificate_der: bytes | None) -> bool:
+        """Accept the peer of a finished TLS handshake. Returns False if no mapping rule accepts its name."""
+        if self.security.has_sasl:
+            return True
+        principal = self.security.principal_of(certificate_der)
+        if principal is None:
+            return False
+        self._context.principal = principal
+        self.is_closed = False
+        self.security.counts.succeeded += 1
+        return True
+
+    def expire(self) -> None:
+        """End the session: the next request closes the connection, unless it begins an exchange."""
+        self.is_closed = True
+
+    def receive(self, frame: Frame, now_ms: int) -> Answer | None:
+        """Return None if the frame passes as a request. Raises ProtocolError if the connection must be closed."""
+        exchange = self._exchange
+        if exchange is not None and exchange.state is SaslState.FAILED:
+            raise ProtocolError("its authentication has failed")
+        if exchange is not None and exchange.state is SaslState.TOKENS:
+            return self._token(exchange, bytes(frame), now_ms)
+        if len(frame) < REQUEST_HEADER.size:
+            raise ProtocolError(f"a request of {len(frame)} bytes has no header")
+        key, version, correlation_id, _ = REQUEST_HEADER.unpack_from(frame)
+        if exchange is None:
+            return self._begin(frame, key, version, correlation_id, now_ms)
+        if exchange.state is SaslState.HANDSHAKE:
+            if key == API_VERSIONS:
+                return None
+            if key == HANDSHAKE:
+                return self._handshake(exchange, frame, version, correlation_id)
+            return self._fail(exchange, f"Unexpected Kafka request of type {key} during SASL handshake.")
+        if key == AUTHENTICATE:
+            return self._authenticate(exchange, frame, version, correlation_id, now_ms)
+        return self._fail(exchange, f"Unexpected Kafka request of type {key} during SASL authentication.")
+
+    def _begin(self, frame: Frame, key: int, version: int, correlation_id: int, now_ms: int) -> Answer | None:
+        """Begin a further exchange on a connection that is open, or whose session has ended."""
+        security = self.security
+        exchange: SaslServerAuthenticator | None = None
+        if key == HANDSHAKE:
+            is_peer = _mechanism(frame, version) == KLAMM_PEER
+            if is_peer and security.peer is not None and not self.is_closed:
+                exchange = SaslServerAuthenticator(security.peer)
+            elif not is_peer and self._may_authenticate_again(now_ms):
+                assert security.sasl is not None
+                exchange = SaslServerAuthenticator(security.sasl, self.session)
+                self._began_at_ms = now_ms
+            self._is_peer = is_peer
+        if exchange is not None:
+            self._exchange, self.is_closed = exchange, True
+            return self._handshake(exchange, frame, version, correlation_id)
+        if self.is_closed:
+            security.counts.expired += self.session is not None
+            raise ProtocolError("its session has ended" if self.session is not None else "it has not authenticated")
+        return None
+
+    def _may_authenticate_again(self, now_ms: int) -> bool:
+        session = self.session
+        has_end = session is not None and session.lifetime_ms is not None
+        return has_end and now_ms - self._began_at_ms >= MIN_REAUTHENTICATION_MS
+
+    def _handshake(self, exchange: SaslServerAuthenticator, frame: Frame, version: int, correlation_id: int) -> Answer:
+        response = exchange.handshake(_mechanism(frame, version), version)
+        if exchange.state is SaslState.TOKENS and self._is_peer:
+            exchange.fail("a broker must prove its id with SaslAuthenticate")
+        problem = self._end_if_failed(exchange)
+        return Answer(HANDSHAKE, version, correlation_id, response, problem=problem)
+
+    def _authenticate(
+        self, exchange: SaslServerAuthenticator, frame: Frame, version: int, correlation_id: int, now_ms: int
+    ) -> Answer:
+        request = _decoded(SaslAuthenticateRequest, frame, version)
+        response = exchange.authenticate(bytes(request.auth_bytes), now_ms)
+        if exchange.state is SaslState.COMPLETE:
+            self._complete(exchange, knows_sessions=version > 0)
+        problem = self._end_if_failed(exchange)
+        return Answer(AUTHENTICATE, version, correlation_id, response, problem=problem)
+
+    def _token(self, exchange: SaslServerAuthenticator, token: bytes, now_ms: int) -> Answer:
+        challenge = exchange.token(token, now_ms)
+        if exchange.state is SaslState.COMPLETE:
+            self._complete(exchange, knows_sessions=False)
+        return Answer(token=challenge, problem=self._end_if_failed(exchange))
+
+    def _complete(self, exchange: SaslServerAuthenticator, *, knows_sessions: bool) -> None:
+        session, context, counts = exchange.session, self._context, self.security.counts
+        assert session is not None
+        self._exchange, self.is_closed = None, False
+        if self._is_peer:
+            context.peer_broker_id = int(session.user)
+            self._is_peer = False
+            return
+        if self.session is None:
+            counts.succeeded += 1
+            counts.without_reauthentication += not knows_sessions
+        else:
+            counts.succeeded_again += 1
+        self.session = session
+        context.principal = f"User:{session.user}"
+
+    def _fail(self, exchange: SaslServerAuthenticator, problem: str) -> Answer:
+        exchange.fail(problem)
+        return Answer(problem=self._end_if_failed(exchange))
+
+    def _end_if_failed(self, exchange: SaslServerAuthenticator) -> str | None:
+        if exchange.state is not SaslState.FAILED:
+            return None
+        self.is_closed = True
+        if self.session is None or self._is_peer:
+            self.security.counts.failed += 1
+        else:
+            self.security.counts.failed_again += 1
+        return exchange.problem
+
+
+def _mechanism(frame: Frame, version: int) -> str:
+    return _decoded(SaslHandshakeRequest, frame, version).mechanism
+
+
+def _decoded(request: type[M], frame: Frame, version: int) -> M:
+    if version not in request.VERSIONS:
+        raise ProtocolError(f"version {version} of API key {request.KEY} is not served")
+    _, position = decode_request_header(frame)
+    return decode(request, version, frame, position)[0]

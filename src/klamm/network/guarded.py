@@ -1,0 +1,107 @@
+"""GuardedProtocol: a connection whose frames pass a gate. It has the timers of the gate; the gate decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from klamm.network.connection_environment import ConnectionEnvironment
+from klamm.network.gate import Answer, Gate
+from klamm.network.muting import AUTHENTICATION, PausableProtocol
+from klamm.network.request_context import ChannelContext
+from klamm.protocol.frames import Frame, FrameReader
+
+_log = logging.getLogger(__name__)
+
+
+class GuardedProtocol(PausableProtocol):
+    """A refused peer gets its answer after a delay, and then the connection closes."""
+
+    __slots__ = ("_deadline", "_max_request_bytes", "_now_ms", "_reader", "_session_end", "context", "gate")
+
+    def __init__(self, environment: ConnectionEnvironment) -> None:
+        super().__init__(environment.loop)
+        self.context = ChannelContext()
+        self.gate = Gate(environment.security, self.context)
+        self._now_ms = environment.clock.now_ms
+        self._max_request_bytes = environment.max_request_bytes
+        limit = self.gate.max_receive_bytes
+        self._reader = FrameReader(
+            self._max_request_bytes if limit is None else min(limit, self._max_request_bytes), environment.scratch
+        )
+        self._deadline: asyncio.TimerHandle | None = None
+        self._session_end: asyncio.TimerHandle | None = None
+
+    def _limit_authentication(self) -> None:
+        """Bound the time in which the peer must prove who it is."""
+        if self.gate.is_closed and self._deadline is None:
+            self._deadline = self._loop.call_later(self.gate.security.timeout_s, self._on_late)
+
+    def _on_late(self) -> None:
+        self._deadline = None
+        if self.gate.is_closed and self.gate.session is None:
+            _log.info("Closing connection %s: it has not authenticated in time", self.context.connection_id)
+            self.gate.security.counts.failed += 1
+            self.abort()
+
+    def _cancel_authentication(self) -> None:
+        for timer in (self._deadline, self._session_end):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._session_end = None
+
+    def _at_gate(self, frames: deque[Frame], now: float) -> bool:
+        """Return whether the first frame passes as a request. Otherwise it is answered, or waits. Raises ProtocolError.
+
+        An attempt from an address with many failures waits before its password is checked.
+        """
+        gate = self.gate
+        if gate.expects_token and (wait_s := gate.security.budget.wait_s(self.context.client_host, now)) > 0:
+            self.pause(AUTHENTICATION)
+            self._loop.call_later(wait_s, self.resume, AUTHENTICATION)
+            return False
+        was_session = gate.session
+        answer = gate.receive(frames[0], self._now_ms())
+        if answer is None:
+            return True
+        frames.popleft()
+        if answer.problem is not None:
+            self._on_refused(answer, now)
+            return False
+        if gate.session is not was_session:
+            self._on_session()
+        self._give(answer, now)
+        return False
+
+    def _on_session(self) -> None:
+        self._cancel_authentication()
+        self._reader.max_bytes = self._max_request_bytes
+        session = self.gate.session
+        if session is not None and session.lifetime_ms is not None:
+            self._session_end = self._loop.call_later(session.lifetime_ms / 1000, self.gate.expire)
+
+    def _on_refused(self, answer: Answer, now: float) -> None:
+        security, context = self.gate.security, self.context
+        _log.info("Failed authentication with %s (%s)", context.connection_id, answer.problem)
+        security.budget.note_failure(context.client_host, now)
+        self._cancel_authentication()
+        self.pause(AUTHENTICATION)
+        self._deadline = self._loop.call_later(security.failure_delay_s, self._end_refused, answer, now)
+
+    def _end_refused(self, answer: Answer, now: float) -> None:
+        self._deadline = None
+        self.stop_reading()
+        self._give(answer, now)
+
+    # The connection has these.
+
+    def _give(self, answer: Answer, now: float) -> None:
+        """Write an answer in its turn; after one with a problem, close the connection."""
+        raise NotImplementedError
+
+    def stop_reading(self) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        raise NotImplementedError

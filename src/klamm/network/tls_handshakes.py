@@ -1,0 +1,160 @@
+"""TlsHandshakes: accept the connections of a TLS listener and encrypt them after their admission.
+
+A connection counts in the quotas before its handshake begins, and waits unread for its admission like any other. So the
+sockets are accepted here, not by the loop, which would read them or shake hands at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from klamm.network.connection import Connection
+from klamm.network.connection_environment import ConnectionEnvironment
+from klamm.security.tls.handshake_errors import hide_handshake_errors
+
+ACCEPTED_AT_ONCE: Final = 64
+"""Connections that are accepted before the loop serves others."""
+PAUSE_S: Final = 1.0
+"""How long a listener rests if the process has no more file descriptors, as in asyncio."""
+SHUTDOWN_S: Final = 5.0
+"""How long a closing connection waits for its peer's goodbye."""
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_log = logging.getLogger(__name__)
+
+
+class AcceptedSocket(asyncio.Transport):
+    """The transport of an accepted connection until its TLS handshake is done: it can only be closed."""
+
+    def __init__(self, sock: socket.socket, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.sock = sock
+        self.handshake: asyncio.Task[None] | None = None
+        self._connection = connection
+        self._loop = loop
+        self._is_closing = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        with contextlib.suppress(OSError):
+            match name:
+                case "socket":
+                    return self.sock
+                case "sockname":
+                    return self.sock.getsockname()
+                case "peername":
+                    return self.sock.getpeername()
+        return default
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        """Nothing reads it yet."""
+
+    def resume_reading(self) -> None:
+        """Nothing reads it yet."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is written yet."""
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self.handshake is not None:
+            self.handshake.cancel()  # It closes the socket, which its transport still watches.
+        else:
+            self.sock.close()
+        self._loop.call_soon(self._connection.connection_lost, None)
+
+    abort = close
+
+
+class TlsHandshakes:
+    """One task per connection that is in its handshake. The listener's context of that moment is used."""
+
+    def __init__(self, environment: ConnectionEnvironment, new_connection: Callable[[], Connection]) -> None:
+        self._environment = environment
+        self._loop = environment.loop
+        self._new_connection = new_connection
+        self.sockets: list[socket.socket] = []
+        """The listening sockets."""
+
+    def listen(self, sock: socket.socket, backlog: int) -> None:
+        hide_handshake_errors(self._loop)
+        sock.listen(backlog)
+        self.sockets.append(sock)
+        self._loop.add_reader(sock, self._accept, sock)
+
+    def close(self) -> None:
+        """Stop listening; connections stay open."""
+        for sock in self.sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self.sockets.clear()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                _log.warning("Accepting connections pauses for %g s: %s", PAUSE_S, error.strerror)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(PAUSE_S, self._resume, listening)
+                return
+            sock.setblocking(False)
+            connection = self._new_connection()
+            connection.connection_made(AcceptedSocket(sock, connection, self._loop))
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self.sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def begin(self, connection: Connection) -> None:
+        """Encrypt a connection that was admitted."""
+        accepted = connection.transport
+        assert isinstance(accepted, AcceptedSocket)
+        accepted.handshake = self._loop.create_task(self._shake_hands(connection, accepted))
+
+    async def _shake_hands(self, connection: Connection, accepted: AcceptedSocket) -> None:
+        """End with a connection that reads requests, or with a closed one."""
+        security = self._environment.security
+        assert security.context is not None, "a TLS listener has a context"
+        from aiofastnet import connect_accepted_socket  # slow to import, and only TLS listeners need it
+
+        name = connection.context.connection_id
+        try:
+            transport, _ = await connect_accepted_socket(
+                self._loop,
+                lambda: connection,
+                accepted.sock,
+                ssl=security.context,
+                ssl_handshake_timeout=security.timeout_s,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except OSError as error:
+            security.counts.failed += 1
+            _log.info("Closing connection %s: its TLS handshake failed: %s", name, error)
+            accepted.handshake = None
+            accepted.close()
+            return
+        except asyncio.CancelledError:
+            accepted.sock.close()
+            raise
+        ssl_object = transport.get_extra_info("ssl_object")
+        certificate = None if ssl_object is None else ssl_object.getpeercert(binary_form=True)
+        if connection.gate.pass_certificate(certificate):
+            connection.admit()
+            return
+        security.counts.failed += 1
+        _log.info("Closing connection %s: no rule of ssl.principal.mapping.rules matches its certificate", name)
+        connection.abort()

@@ -1,0 +1,1 @@
+"""SASL: the exchanges of PLAIN, SCRAM, OAUTHBEARER and KLAMM-PEER for both sides, and what they need."""

@@ -1,0 +1,16 @@
+"""A SCRAM credential for a new password, in the form that Kafka keeps in ZooKeeper."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from klamm.security.sasl.scram_credential import MIN_ITERATIONS, credential_of, salted_password
+
+_SALT_BYTES: Final = 24
+
+
+def scram_text(mechanism: str, password: str, iterations: int = MIN_ITERATIONS) -> str:
+    """Hash a password with a new salt. This takes milliseconds."""
+    salt = os.urandom(_SALT_BYTES)
+    return credential_of(mechanism, salted_password(mechanism, password, salt, iterations), salt, iterations).to_text()

@@ -1,0 +1,1 @@
+"""TLS: keystores and truststores, contexts for both sides, principals from certificates."""

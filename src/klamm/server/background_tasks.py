@@ -1,0 +1,39 @@
+"""Tasks of a broker that nothing waits for: they end by themselves, or with the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TypeAlias
+
+log = logging.getLogger(__name__)
+
+Spawn: TypeAlias = Callable[[Coroutine[object, object, None]], None]
+"""Starts a task that nothing waits for."""
+
+
+class BackgroundTasks:
+    """Owns the tasks that it has spawned. Lives on the broker loop."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In start order: a set would cancel them in the order of memory addresses."""
+
+    def spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a background task failed: %s", error)
+
+    async def stop(self) -> None:
+        """Cancel them: ZooKeeper or the controller, for which they wait, will not answer."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

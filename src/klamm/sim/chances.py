@@ -1,0 +1,20 @@
+"""Probabilities of a run of level 1, beside those of whole faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """Probabilities of what happens to messages until the faults end."""
+
+    slow_message: float = 0.1
+    lost_reply: float = 0.05
+    late_after_close: float = 0.5
+    overtaken: float = 0.2
+    repeated_proposal: float = 0.2
+    lagging_member: float = 0.3
+    """That a leader, at a check of its followers, finds one that does not follow beyond the allowed lag."""
+    partial_fetches: bool = True
+    """Whether a follower gets a random part of what it lacks, instead of all of it."""

@@ -1,0 +1,1 @@
+"""Transactions in level 2: clients, faults and checkers."""

@@ -1,0 +1,194 @@
+"""Access control lists on running brokers: klamm acl, real clients, entries that reach every broker and survive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from typer.testing import CliRunner
+
+from klamm.cli.app import app
+from klamm.cli.client import BOOTSTRAP_VARIABLE
+from klamm.testing import LocalCluster
+from tests.support.calm import CALM
+
+WAIT_S = 60.0
+ANYBODY = "User:ANONYMOUS"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Without logins everybody, the brokers too, is ANONYMOUS: resources without entries are open to all."""
+    configs = {
+        **CALM,
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "super.users": "User:admin",
+        "allow.everyone.if.no.acl.found": True,
+    }
+    with LocalCluster(brokers=2, broker_configs=configs) as running:
+        yield running
+
+
+def acl(cluster: LocalCluster, *arguments: str, broker_id: int | None = None, code: int = 0, text: str = "") -> str:
+    servers = cluster.bootstrap_servers if broker_id is None else f"127.0.0.1:{cluster.port(broker_id)}"
+    done = CliRunner().invoke(app, ["acl", *arguments], input=text, env={BOOTSTRAP_VARIABLE: servers})
+    assert done.exit_code == code, f"{done.output}{done.exception!r}"
+    return done.output
+
+
+def listed(cluster: LocalCluster, broker_id: int, *arguments: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(acl(cluster, "list", "--json", *arguments, broker_id=broker_id))
+    return found
+
+
+def test_entries_are_added_listed_and_removed(cluster: LocalCluster) -> None:
+    output = acl(cluster, "add", "--topic", "orders", "--allow-principal", "User:alice", "--operation", "Read")
+    assert "Added 1 entries." in output
+    entry = {
+        "resourceType": "Topic",
+        "resourceName": "orders",
+        "patternType": "literal",
+        "principal": "User:alice",
+        "permission": "Allow",
+        "operation": "Read",
+        "host": "*",
+    }
+    for broker_id in cluster.broker_ids:
+        cluster.wait_for(lambda b=broker_id: listed(cluster, b, "--topic", "orders") == [entry], WAIT_S)  # type: ignore[misc]
+    assert "User:alice" in acl(cluster, "list", "--principal", "User:alice")
+    assert listed(cluster, 1, "--principal", "User:bob") == []
+    assert "Removed 1 entries." in acl(cluster, "remove", "--topic", "orders", "--force")
+    for broker_id in cluster.broker_ids:
+        cluster.wait_for(lambda b=broker_id: listed(cluster, b, "--topic", "orders") == [], WAIT_S)  # type: ignore[misc]
+
+
+def test_all_entries_of_a_resource_go_only_after_a_question(cluster: LocalCluster) -> None:
+    acl(cluster, "add", "--group", "g", "--allow-principal", "User:alice", "--deny-principal", "User:bob")
+    acl(cluster, "remove", "--group", "g", text="n\n", code=1)
+    assert len(listed(cluster, 1, "--group", "g")) == 2
+    acl(cluster, "remove", "--group", "g", text="y\n")
+    assert listed(cluster, 1, "--group", "g") == []
+
+
+def test_roles_of_producers_and_consumers(cluster: LocalCluster) -> None:
+    acl(cluster, "add", "--producer", "--topic", "role", "--allow-principal", "User:p")
+    acl(cluster, "add", "--consumer", "--topic", "role", "--group", "role", "--allow-principal", "User:c")
+    found = {(e["principal"], e["resourceType"], e["operation"]) for e in listed(cluster, 1, "--topic", "role")}
+    assert found == {
+        ("User:p", "Topic", "Write"),
+        ("User:p", "Topic", "Describe"),
+        ("User:p", "Topic", "Create"),
+        ("User:c", "Topic", "Read"),
+        ("User:c", "Topic", "Describe"),
+    }
+    assert [e["operation"] for e in listed(cluster, 1, "--group", "role")] == ["Read"]
+    acl(cluster, "remove", "--topic", "role", "--group", "role", "--force")
+
+
+def test_options_that_contradict_each_other(cluster: LocalCluster) -> None:
+    for arguments in (
+        ["add", "--topic", "t"],
+        ["add", "--allow-principal", "User:a"],
+        ["add", "--topic", "t", "--allow-principal", "alice"],
+        ["add", "--topic", "t", "--allow-principal", "User:a", "--operation", "ClusterAction"],
+        ["add", "--topic", "t", "--allow-principal", "User:a", "--resource-pattern-type", "match"],
+        ["add", "--producer", "--topic", "t", "--allow-principal", "User:a", "--operation", "Read"],
+        ["add", "--consumer", "--topic", "t", "--allow-principal", "User:a"],
+        ["add", "--topic", "t", "--idempotent", "--allow-principal", "User:a"],
+        ["add", "--topic", "t", "--deny-host", "10.0.0.1", "--allow-principal", "User:a"],
+        ["list", "--topic", "t", "--resource-pattern-type", "fuzzy"],
+    ):
+        acl(cluster, *arguments, code=1)
+
+
+def test_librdkafka_changes_entries(cluster: LocalCluster) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    binding = AclBinding(
+        ResourceType.TOPIC,
+        "lib",
+        ResourcePatternType.PREFIXED,
+        "User:carol",
+        "10.1.2.3",
+        AclOperation.WRITE,
+        AclPermissionType.DENY,
+    )
+    for future in admin.create_acls([binding]).values():
+        future.result(WAIT_S)
+    chosen = AclBindingFilter(
+        ResourceType.TOPIC,
+        "library",
+        ResourcePatternType.MATCH,
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    cluster.wait_for(lambda: admin.describe_acls(chosen).result(WAIT_S) == [binding], WAIT_S)
+    for future in admin.delete_acls([chosen]).values():
+        assert future.result(WAIT_S) == [binding]
+    cluster.wait_for(lambda: admin.describe_acls(chosen).result(WAIT_S) == [], WAIT_S)
+
+
+def send(cluster: LocalCluster, topic: str) -> KafkaError | None:
+    outcome: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "message.timeout.ms": 30_000})
+    producer.produce(topic, b"v", on_delivery=lambda error, _: outcome.append(error))
+    producer.flush(WAIT_S)
+    return outcome[0]
+
+
+def read(cluster: LocalCluster, topic: str, group: str) -> str:
+    """Return the first value, or the name of the error."""
+    consumer = Consumer(
+        {"bootstrap.servers": cluster.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(WAIT_S)
+        assert message is not None
+        error = message.error()
+        return (message.value() or b"").decode() if error is None else str(error.name())
+    finally:
+        consumer.close()
+
+
+def test_clients_are_refused_what_they_may_not_do(cluster: LocalCluster) -> None:
+    topic = cluster.unique_topic_name("guarded")
+    cluster.create_topic(topic, partitions=1, replication_factor=2)
+    assert send(cluster, topic) is None
+    acl(cluster, "add", "--topic", topic, "--allow-principal", ANYBODY, "--operation", "Read")
+    cluster.wait_for(lambda: all(listed(cluster, b, "--topic", topic) for b in cluster.broker_ids), WAIT_S)
+    error = send(cluster, topic)
+    assert error is not None and error.name() == "TOPIC_AUTHORIZATION_FAILED"
+    assert read(cluster, topic, "free") == "v"
+    acl(cluster, "add", "--group", "closed", "--allow-principal", "User:alice")
+    cluster.wait_for(lambda: all(listed(cluster, b, "--group", "closed") for b in cluster.broker_ids), WAIT_S)
+    assert read(cluster, topic, "closed") == "GROUP_AUTHORIZATION_FAILED"
+    acl(cluster, "add", "--topic", topic, "--deny-principal", "User:*", "--operation", "Read")
+    cluster.wait_for(lambda: all(len(listed(cluster, b, "--topic", topic)) == 2 for b in cluster.broker_ids), WAIT_S)
+    assert read(cluster, topic, "free") == "TOPIC_AUTHORIZATION_FAILED"
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        admin.delete_topics([topic])[topic].result(WAIT_S)
+
+
+def test_entries_survive_a_restart_and_denials_are_logged(cluster: LocalCluster) -> None:
+    acl(cluster, "add", "--topic", "kept", "--allow-principal", "User:alice")
+    cluster.stop(2)
+    cluster.start(2)
+    assert listed(cluster, 2, "--topic", "kept")
+    error = send(cluster, "kept")
+    assert error is not None
+    line = "User:ANONYMOUS is Denied Operation = Describe from host = 127.0.0.1 on resource = Topic:LITERAL:kept"
+    assert any(line in cluster.logs(broker_id).read_text() for broker_id in cluster.broker_ids)

@@ -1,0 +1,303 @@
+"""A cluster with TLS, SASL and ACLs in one line: clients, commands, users, files, and the secrets that stay hidden."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient
+from kafka import KafkaConsumer
+from typer.testing import CliRunner
+
+from klamm.cli.app import app
+from klamm.errors import KlammError
+from klamm.testing import LocalCluster
+from tests.cluster.test_tutorials import environment, run, servers, started
+
+WAIT_S = 60.0
+QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    configs = {"klamm.control.log.enable": True, "klamm.metrics.port": 0}
+    with LocalCluster(brokers=3, tls=True, sasl="SCRAM-SHA-512", acls=True, broker_configs=configs) as running:
+        running.create_topic("orders", 3, 3)
+        yield running
+
+
+def klamm(cluster: LocalCluster, *arguments: str, stdin: str | None = None, user: str | None = None) -> str:
+    """Run a command as a user and return its output. Raises the error of a command that fails."""
+    path = cluster.write_client_properties(user, cluster.data_dir / f"{user or 'admin'}.properties")
+    assert path is not None
+    environment = {"KLAMM_BOOTSTRAP_SERVERS": cluster.bootstrap_servers, "KLAMM_COMMAND_CONFIG": str(path)}
+    done = CliRunner().invoke(app, arguments, input=stdin, env=environment)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return str(done.output)
+
+
+def produce(config: dict[str, Any], topic: str, value: bytes = b"x") -> KafkaError | None:
+    outcome: list[KafkaError | None] = []
+    producer = Producer({**config, **QUIET})
+    producer.produce(topic, value, on_delivery=lambda error, _: outcome.append(error))
+    assert producer.flush(WAIT_S) == 0
+    return outcome[0]
+
+
+def read_one(config: dict[str, Any], topic: str) -> bytes:
+    consumer = Consumer({**config, **QUIET, "group.id": "readers", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    try:
+        message = consumer.poll(WAIT_S)
+        assert message is not None and message.error() is None, message and message.error()
+        value = message.value()
+        assert isinstance(value, bytes)
+        return value
+    finally:
+        consumer.close()
+
+
+def test_a_super_user_produces_and_consumes(cluster: LocalCluster) -> None:
+    assert produce(cluster.client_config(), "orders", b"hello") is None
+    assert read_one(cluster.client_config(), "orders") == b"hello"
+
+
+def test_a_user_may_do_what_it_is_allowed(cluster: LocalCluster) -> None:
+    alice = cluster.client_config("alice")
+    refused = produce(alice, "orders")
+    assert refused is not None and refused.name() == "TOPIC_AUTHORIZATION_FAILED"
+    klamm(cluster, "acl", "add", "--allow-principal", "User:alice", "--producer", "--topic", "orders")
+    assert cluster.wait_for(lambda: produce(alice, "orders", b"of alice") is None or None, what="alice may write")
+    assert json.loads(klamm(cluster, "user", "list", "--json"))[1]["user"] == "alice"
+
+
+def test_aiokafka_and_kafka_python(cluster: LocalCluster) -> None:
+    async def send() -> None:
+        async with AIOKafkaProducer(**cluster.client_config(library="aiokafka")) as producer:
+            await producer.send_and_wait("orders", b"of aiokafka", partition=0)
+
+    asyncio.run(send())
+    consumer = KafkaConsumer(
+        "orders", **cluster.client_config(library="kafka-python"), auto_offset_reset="earliest", group_id="python"
+    )
+    try:
+        assert next(iter(consumer)).value is not None
+    finally:
+        consumer.close()
+
+
+def test_a_client_without_credentials_gets_nothing(cluster: LocalCluster) -> None:
+    plain = {"bootstrap.servers": cluster.bootstrap_servers}
+    strangers: list[dict[str, Any]] = [
+        plain,
+        {**cluster.client_config("alice"), "sasl.password": "wrong"},
+        {**cluster.client_config("alice"), "sasl.mechanism": "PLAIN"},
+        {**plain, "security.protocol": "SSL", "ssl.ca.location": cluster.client_config()["ssl.ca.location"]},
+    ]
+    for config in strangers:
+        with pytest.raises(KafkaException):
+            AdminClient({**config, **QUIET}).list_topics(timeout=3)
+
+
+def test_users_by_commands(cluster: LocalCluster, tmp_path: Path) -> None:
+    klamm(cluster, "user", "add", "bob", "--mechanism", "scram-sha-256", "--mechanism", "scram-sha-512", stdin="b0b\n")
+    found = json.loads(klamm(cluster, "user", "list", "--json"))
+    assert [row["mechanism"] for row in found if row["user"] == "bob"] == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+    bob = {**cluster.client_config("alice"), "sasl.username": "bob", "sasl.password": "b0b"}
+    cluster.wait_for(lambda: is_accepted(bob), what="bob can log in")
+    klamm(cluster, "user", "remove", "bob", "--mechanism", "SCRAM-SHA-512")
+    cluster.wait_for(lambda: not is_accepted(bob), what="bob can no longer log in")
+    with pytest.raises(KlammError, match="User bob has no password for SCRAM-SHA-512"):
+        klamm(cluster, "user", "remove", "bob", "-m", "SCRAM-SHA-512")
+    with pytest.raises(KlammError, match="The password is empty"):
+        klamm(cluster, "user", "add", "carol", stdin="\n")
+    (tmp_path / "password").write_text("c4r0l\nsecond line\n")
+    klamm(cluster, "user", "add", "carol", "--password-file", str(tmp_path / "password"))
+    broker_file = str(cluster.data_dir / "broker-1.properties")
+    assert "carol" in klamm(cluster, "user", "list", "--broker-config", broker_file)
+    klamm(cluster, "user", "remove", "carol", "--broker-config", broker_file)
+    assert "carol" not in klamm(cluster, "user", "list", "--broker-config", broker_file)
+
+
+def is_accepted(config: dict[str, Any]) -> bool:
+    try:
+        AdminClient({**config, **QUIET}).list_topics(timeout=3)
+    except KafkaException:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topic", "list"),
+        ("topic", "describe", "orders"),
+        ("cluster", "status"),
+        ("config", "describe", "--broker", "1"),
+        ("group", "list"),
+        ("quota", "list"),
+        ("txn", "list"),
+        ("acl", "list"),
+    ],
+)
+def test_commands_use_the_command_config(cluster: LocalCluster, arguments: tuple[str, ...]) -> None:
+    output = klamm(cluster, *arguments)
+    assert output and not secrets_in(cluster, output)
+
+
+def test_a_command_says_how_to_connect(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(KlammError, match="If they require TLS or SASL, pass --command-config"):
+        raise_of("topic", "list", "-b", cluster.bootstrap_servers)
+    path = cluster.write_client_properties("alice", tmp_path / "alice.properties")
+    assert path is not None
+    path.write_text(re.sub(r'password="[^"]*"', 'password="s3cret-but-wrong"', path.read_text()))
+    with pytest.raises(KlammError, match="do not accept each other") as refused:
+        raise_of("topic", "list", "-b", cluster.bootstrap_servers, "--command-config", str(path))
+    assert "s3cret" not in str(refused.value)
+    assert "Check --command-config" in str(refused.value)
+
+
+def raise_of(*arguments: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exception is not None
+    raise done.exception
+
+
+def secrets_of(cluster: LocalCluster) -> set[str]:
+    kept = json.loads((cluster.data_dir / "security" / "users.json").read_text())
+    return {
+        kept["zookeeper"],
+        *kept["users"].values(),
+        (cluster.data_dir / "security" / "password").read_text().strip(),
+    }
+
+
+def secrets_in(cluster: LocalCluster, text: str) -> list[str]:
+    return [secret for secret in secrets_of(cluster) if secret in text] + re.findall(r"PRIVATE KEY", text)
+
+
+def test_secrets_stay_where_they_belong(cluster: LocalCluster) -> None:
+    """Not in logs, process lists, control log or metrics; files that have them are readable by their owner only."""
+    from urllib.request import urlopen
+
+    for broker_id in cluster.broker_ids:
+        assert not secrets_in(cluster, cluster.logs(broker_id).read_text())
+        assert not secrets_in(cluster, Path(f"/proc/{cluster.pid(broker_id)}/cmdline").read_text())
+        assert not secrets_in(cluster, Path(f"/proc/{cluster.pid(broker_id)}/environ").read_text())
+        with urlopen(f"http://{cluster.metrics_address(broker_id)}/metrics", timeout=WAIT_S) as answer:
+            assert not secrets_in(cluster, answer.read().decode())
+    consumer = Consumer({**cluster.client_config(), **QUIET, "group.id": "control", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["__klamm_control_log"])
+    try:
+        message: Message | None = cluster.wait_for(lambda: consumer.poll(1.0), what="a record in the control log")
+        seen = 0
+        while message is not None and seen < 500:
+            assert message.error() is None, message.error()
+            assert not secrets_in(cluster, str(message.value()))
+            message, seen = consumer.poll(1.0), seen + 1
+        assert seen > 0
+    finally:
+        consumer.close()
+    open_files = [
+        str(path)
+        for path in cluster.data_dir.rglob("*")
+        if path.is_file()
+        and stat.S_IMODE(path.stat().st_mode) & 0o077
+        and secrets_in(cluster, path.read_bytes().decode("latin-1"))
+    ]
+    assert not open_files
+
+
+def test_the_embedded_zookeeper_requires_its_secret(cluster: LocalCluster) -> None:
+    from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.model.ops import ZkError
+
+    with pytest.raises(ZkError), BlockingSession(cluster.zookeeper_connect, WAIT_S) as session:
+        session.get("/config/users/admin")
+
+
+def test_a_killed_broker_returns(cluster: LocalCluster) -> None:
+    cluster.kill(2)
+    cluster.start(2)
+    cluster.wait_for(lambda: len(cluster.isr("orders", 0)) == 3, what="all replicas in sync")
+    cluster.expire_session(3)
+    cluster.wait_for(lambda: len(cluster.live_brokers) == 3, what="broker 3 is back")
+
+
+def test_certificates_of_clients(tmp_path: Path) -> None:
+    """mTLS: the name in the certificate is the user. Certificates and users stay across starts."""
+    directory = tmp_path / "data"
+    with LocalCluster(1, tls="mutual", acls=True, data_dir=directory) as cluster:
+        cluster.create_topic("t")
+        assert produce(cluster.client_config(), "t") is None
+        refused = produce(cluster.client_config("alice"), "t")
+        assert refused is not None and refused.name() == "TOPIC_AUTHORIZATION_FAILED"
+        first = cluster.client_config("alice")
+    with LocalCluster(1, tls="mutual", acls=True, data_dir=directory) as cluster:
+        assert cluster.client_config("alice") == {**first, "bootstrap.servers": cluster.bootstrap_servers}
+        assert produce(cluster.client_config(), "t") is None
+
+
+def test_users_of_plain_are_those_of_the_start() -> None:
+    cluster = LocalCluster(1, tls=True, sasl="PLAIN")
+    cluster.add_user("alice", 'with "quotes" and \\ backslash')
+    with cluster:
+        cluster.create_topic("t")
+        assert produce(cluster.client_config("alice"), "t") is None
+        with pytest.raises(KlammError, match=r"SASL PLAIN has the users of its start\. Use SCRAM-SHA-512"):
+            cluster.add_user("bob")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"tls": "yes"}, "tls cannot be 'yes'"),
+        ({"sasl": "GSSAPI"}, "sasl cannot be 'GSSAPI'"),
+        ({"acls": True}, "acls requires sasl or tls"),
+        ({"tls": "mutual", "sasl": "PLAIN"}, 'tls cannot be "mutual" with sasl'),
+    ],
+)
+def test_impossible_choices(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LocalCluster(1, **arguments)
+
+
+def test_a_broker_that_others_could_use_does_not_start(tmp_path: Path) -> None:
+    config = tmp_path / "broker.properties"
+    config.write_text(f"listeners=PLAINTEXT://:0\nlog.dirs={tmp_path / 'data'}\nbroker.id=1\n")
+    command = [sys.executable, "-m", "klamm.server", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 1 and "klamm.allow.unauthenticated.listeners=true" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_klamm_up_secured(tmp_path: Path) -> None:
+    command = "klamm up --brokers 1 --port 0 --tls --sasl scram-sha-512 --acls --data-dir data"
+    with started(command, tmp_path, environment()) as process:
+        env = environment(KLAMM_BOOTSTRAP_SERVERS=servers(process), KLAMM_COMMAND_CONFIG="data/client.properties")
+        assert "orders" in run("klamm topic create orders\nklamm topic list\n", tmp_path, env)
+        properties = tmp_path / "data" / "client.properties"
+        assert stat.S_IMODE(properties.stat().st_mode) == 0o600 and "ScramLoginModule" in properties.read_text()
+
+
+def test_passwords_are_not_accepted_as_arguments(tmp_path: Path) -> None:
+    config = tmp_path / "broker.properties"
+    config.write_text("broker.id=1\n")
+    with pytest.raises(KlammError, match="others can read the arguments of a process"):
+        raise_of("broker", "--config", str(config), "--override", "klamm.zookeeper.digest=a:b")
+    with pytest.raises(KlammError, match="others can read the arguments of a process"):
+        raise_of("up", "--data-dir", str(tmp_path / "d"), "--config", "ssl.key.password=x")
+    assert os.listdir(tmp_path) == ["broker.properties"]

@@ -1,0 +1,25 @@
+"""Every mutant's text is in the module that it changes. Their runs would show it as well, but take minutes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
+from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS
+from klamm.sim.mutant import Mutant
+from klamm.sim.mutants import MUTANTS
+from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
+
+
+@pytest.mark.parametrize("mutants", [MUTANTS, CLUSTER_MUTANTS, TRANSACTION_MUTANTS, GUARD_MUTANTS])
+def test_nobody_changed_the_text_under_a_mutant(mutants: dict[str, Mutant]) -> None:
+    missing = []
+    for name, mutant in ((name, each) for name, it in mutants.items() for each in (it, *it.beside)):
+        spec = find_spec(mutant.module)
+        assert spec is not None and spec.origin is not None, mutant.module
+        source = Path(spec.origin).read_text()
+        missing += [name for old in (mutant.old, *(old for old, _ in mutant.also)) if old not in source]
+    assert not missing

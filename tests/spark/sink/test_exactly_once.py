@@ -1,0 +1,384 @@
+"""Topics written exactly once: through Spark, at every point where a driver can die, and with processes killed.
+
+`KLAMM_CRASH_MATRIX=long` kills at every point, and brokers, executors and workers too; the default kills one driver.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import klamm.spark as ks
+from klamm.client.transaction_client import Ended, Transaction, TransactionClient
+from klamm.errors import KlammError
+from klamm.spark.dataframes import refuse_speculation
+from klamm.spark.sink.exactly_once import SinkDriver
+from klamm.spark.sink.sink_state import PreparedBatch, TakenOverError
+from klamm.spark.sink.state_topic import StateTopic
+from klamm.spark.sink.transactional_writer import (
+    ExactlyOnceStreamWriter,
+    Prepared,
+    TaskIdentity,
+    kept_claim,
+    stream_claim,
+    write_task,
+)
+from klamm.spark.sink.write_options import WriterOptions, parse
+from klamm.spark.source.client_options import driver_client
+from klamm.testing import LocalCluster
+from tests.support.calm import kill_at_once
+from tests.support.sink_matrix import (
+    KILLED,
+    SinkMatrix,
+    crashes_of_brokers,
+    crashes_of_drivers,
+    crashes_of_executors,
+    zombie_driver,
+)
+
+TopicFactory = Callable[..., str]
+TIMEOUT_MS = 600_000
+
+
+def committed(spark: SparkSession, cluster: LocalCluster, topic: str) -> list[str]:
+    frame = ks.topic(
+        spark,
+        topic,
+        bootstrap_servers=cluster.bootstrap_servers,
+        streaming=False,
+        **{"kafka.isolation.level": "read_committed"},
+    )
+    return sorted(row[0] for row in frame.selectExpr("string(value)").collect())
+
+
+def open_transactions(cluster: LocalCluster) -> list[str]:
+    with driver_client(cluster.bootstrap_servers) as client:
+        return TransactionClient(client).open_ids("")
+
+
+def test_streams_and_jobs_are_written_once_and_leave_no_transaction(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
+) -> None:
+    source, target = topic("in", partitions=2), topic("out", partitions=3)
+    servers = cluster.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers})
+
+    def copy(mode: str = "append") -> None:
+        for number in range(300):
+            producer.produce(source, b"%d" % number, partition=number % 2)
+        producer.flush()
+        frame = ks.topic(spark, source, bootstrap_servers=servers, startingOffsets="earliest", maxOffsetsPerTrigger=200)
+        if mode == "update":
+            frame = frame.groupBy("value").count().selectExpr("value")
+        query = ks.to_topic(
+            frame.selectExpr("value"),
+            target,
+            bootstrap_servers=servers,
+            checkpoint=tmp_path / mode,
+            trigger="available_now",
+            mode=mode,
+            guarantee="exactly_once",
+        )
+        query.awaitTermination()
+
+    copy()
+    copy()  # the same query in the same session: another run
+    assert committed(spark, cluster, target) == sorted(str(number) for number in range(300) for _ in range(2))
+    copy("update")
+    assert len(committed(spark, cluster, target)) >= 900, "each changed row of each batch"
+    jobs = topic("jobs", partitions=2)
+    writer = spark.range(100).repartition(2).selectExpr("string(id) as value").write.format("klamm").mode("append")
+    options = {"kafka.bootstrap.servers": servers, "topic": jobs, "guarantee": "exactly_once"}
+    writer.options(**options).save()
+    assert committed(spark, cluster, jobs) == sorted(str(number) for number in range(100))
+    failing = spark.range(100).repartition(2).selectExpr("string(id) as value", "if(id = 7, 9, 0) as partition")
+    with pytest.raises(PySparkException, match=r"UNKNOWN_PARTITION\. The topic has 2 partitions"):
+        failing.write.format("klamm").mode("append").options(**options).save()
+    assert committed(spark, cluster, jobs) == sorted(str(number) for number in range(100)), "all or none"
+    assert open_transactions(cluster) == []
+    options = {"kafka.transaction.timeout.ms": "7200000"}
+    with pytest.raises(PySparkException, match="the brokers allow less: lower it, or raise"):
+        ks.to_topic(
+            ks.topic(spark, source, bootstrap_servers=servers, startingOffsets="earliest").selectExpr("value"),
+            target,
+            bootstrap_servers=servers,
+            checkpoint=tmp_path / "long",
+            trigger="available_now",
+            guarantee="exactly_once",
+            **cast(Any, options),
+        ).awaitTermination()
+
+
+def test_a_query_that_is_stopped_inside_a_batch_leaves_no_transaction(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
+) -> None:
+    source, target = topic("in"), topic("out")
+    servers = cluster.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers})
+    for number in range(20):
+        producer.produce(source, b"%d" % number, partition=0)  # Spark hands rows on in batches of five
+    producer.flush()
+
+    def stuck(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            time.sleep(600)  # until Spark kills the worker
+
+    frame = ks.topic(spark, source, bootstrap_servers=servers, startingOffsets="earliest").selectExpr("value")
+    rows = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "5")
+    try:
+        query = ks.to_topic(
+            frame.mapInArrow(stuck, "value binary"),
+            target,
+            bootstrap_servers=servers,
+            checkpoint=tmp_path / "stopped",
+            guarantee="exactly_once",
+        )
+        cluster.wait_for(lambda: open_transactions(cluster) or None, timeout_s=300, what="a transaction of the task")
+        query.stop()
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
+    cluster.wait_for(lambda: not open_transactions(cluster) or None, timeout_s=60, what="the end of the transaction")
+    assert committed(spark, cluster, target) == []
+
+
+def test_all_processes_of_an_application_share_a_claim(
+    cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark plans batches in several processes: one that claimed again would end the batches of the others."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    options = parse(
+        {
+            "kafka.bootstrap.servers": cluster.bootstrap_servers,
+            "topic": topic(),
+            "guarantee": "exactly_once",
+            "transactionalIdPrefix": cluster.unique_topic_name("shared"),
+        }
+    )
+    assert kept_claim(options) is None
+    found = stream_claim(options)
+    assert found == stream_claim(options) == kept_claim(options) and found.generation == 1
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "another application"))
+    (tmp_path / "another application").mkdir()
+    assert stream_claim(options).generation == 2
+
+
+def test_an_application_that_lost_its_claim_gets_the_sink_back_with_its_next_run(
+    cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query was moved to another application and back. The first one still has its claim of the first time."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    options = parse(
+        {
+            "kafka.bootstrap.servers": cluster.bootstrap_servers,
+            "topic": topic(),
+            "guarantee": "exactly_once",
+            "transactionalIdPrefix": cluster.unique_topic_name("moved"),
+        }
+    )
+
+    def run() -> None:
+        claim = stream_claim(options)
+        rows = iter([pa.record_batch({"value": pa.array(["a"], pa.string())})])
+        message = write_task(options, claim, TaskIdentity("query", "aa", 0, 0, 0), rows)
+        ExactlyOnceStreamWriter(options, claim).commit([message], 0)
+
+    first = stream_claim(options)
+    SinkDriver(cluster.bootstrap_servers, TIMEOUT_MS).claim(first.sink)
+    with pytest.raises(TakenOverError):
+        run()
+    run()
+    assert stream_claim(options).generation == first.generation + 2
+
+
+def test_speculation_is_refused() -> None:
+    settings: Any = SimpleNamespace(conf={"spark.speculation": "true"})
+    with pytest.raises(KlammError, match=r"needs spark\.speculation=false"):
+        refuse_speculation(settings)
+    refuse_speculation(SimpleNamespace(conf={}))  # type: ignore[arg-type]
+    frame: Any = SimpleNamespace(isStreaming=True, sparkSession=settings)
+    with pytest.raises(KlammError, match=r"needs spark\.speculation=false"):
+        ks.to_topic(frame, "t", bootstrap_servers="b:1", checkpoint="c", guarantee=" Exactly_Once")
+
+
+class Sink:
+    """A sink without Spark: tasks are calls, and a driver dies by an exception."""
+
+    def __init__(self, cluster: LocalCluster, topic: str) -> None:
+        self.servers = cluster.bootstrap_servers
+        self.name = cluster.unique_topic_name("sink")
+        self.options: WriterOptions = parse(
+            {"kafka.bootstrap.servers": self.servers, "topic": topic, "guarantee": "exactly_once"}
+        )
+        self.driver = SinkDriver(self.servers, TIMEOUT_MS)
+
+    def run(self, batch: int, values: list[str], run: str = "aa", attempt: int = 0) -> tuple[PreparedBatch, bool]:
+        """Claim the sink and prepare a batch in two tasks, as a driver that has just started does."""
+        claim = self.driver.claim(self.name)
+        messages: list[Prepared] = []
+        for partition, part in enumerate((values[::2], values[1::2])):
+            task = TaskIdentity("query", run, batch, partition, attempt)
+            rows = iter([pa.record_batch({"value": pa.array(part, pa.string())})])
+            messages.append(write_task(self.options, claim, task, rows))
+        assert not any(message.failure for message in messages)
+        transactions = tuple(message.transaction for message in messages if message.transaction is not None)
+        prepared = PreparedBatch(self.name, "query", claim.generation, batch, transactions)
+        return prepared, any(message.is_skipped for message in messages)
+
+    def commit(self, prepared: PreparedBatch) -> bool:
+        return self.driver.commit(prepared, may_have_leftovers=False)
+
+
+class Died(Exception):
+    pass
+
+
+@pytest.fixture
+def dies(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the driver die at a point of its next commit."""
+
+    def at(point: str) -> None:
+        change, end_all = StateTopic.change, TransactionClient.end_all
+
+        def changing(self: StateTopic, *arguments: Any) -> Any:
+            if point == "before the decision":
+                raise Died
+            change(self, *arguments)
+            raise Died
+
+        def ending(
+            self: TransactionClient, transactions: list[Transaction], *, commit: bool
+        ) -> dict[Transaction, Ended]:
+            end_all(self, transactions[:1], commit=commit)
+            raise Died
+
+        if point == "between two ends":
+            monkeypatch.setattr(TransactionClient, "end_all", ending)
+        else:
+            monkeypatch.setattr(StateTopic, "change", changing)
+
+    return at
+
+
+@pytest.mark.parametrize("point", ["before the decision", "after the decision", "between two ends"])
+def test_a_batch_is_whole_wherever_its_driver_dies(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    topic: TopicFactory,
+    dies: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    name = topic("copy", partitions=2)
+    sink = Sink(cluster, name)
+    prepared, _ = sink.run(0, ["a", "b", "c"])
+    dies(point)
+    with pytest.raises(Died):
+        sink.commit(prepared)
+    monkeypatch.undo()
+    again, is_skipped = sink.run(0, ["a", "b", "c"], "bb")
+    assert is_skipped == (point != "before the decision")
+    assert sink.commit(again) == (point == "before the decision")
+    assert committed(spark, cluster, name) == ["a", "b", "c"]
+    with pytest.raises(TakenOverError):
+        sink.commit(prepared)
+    assert sink.commit(sink.run(1, ["d"])[0])
+    assert committed(spark, cluster, name) == ["a", "b", "c", "d"]
+    assert open_transactions(cluster) == []
+
+
+def test_a_zombie_disturbs_nobody_and_fails_with_a_sentence(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory
+) -> None:
+    name = topic("copy", partitions=2)
+    sink = Sink(cluster, name)
+    old, _ = sink.run(0, ["a", "b"], "aa")
+    new, _ = sink.run(0, ["a", "b"], "bb")
+    with pytest.raises(TakenOverError, match="Another run of the query has taken over the sink"):
+        sink.commit(old)  # its transactions were swept
+    with pytest.raises(TakenOverError):
+        sink.driver.commit(replace(old, transactions=()), may_have_leftovers=True)
+    sink.driver.abort(sink.name, old.generation, old.transactions)
+    assert sink.commit(new)
+    sink.driver.abort(sink.name, new.generation, new.transactions)
+    assert committed(spark, cluster, name) == ["a", "b"]
+    assert open_transactions(cluster) == []
+
+
+def test_an_abort_after_the_decision_aborts_nothing(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    topic: TopicFactory,
+    dies: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark calls abort after a commit that failed, and the commit may have failed after its decision."""
+    name = topic("copy", partitions=2)
+    sink = Sink(cluster, name)
+    prepared, _ = sink.run(0, ["a", "b"])
+    dies("after the decision")
+    with pytest.raises(Died):
+        sink.commit(prepared)
+    monkeypatch.undo()
+    sink.driver.abort(sink.name, prepared.generation, prepared.transactions)
+    sink.driver.claim(sink.name)
+    assert committed(spark, cluster, name) == ["a", "b"]
+    other, _ = sink.run(1, ["c", "d"])
+    sink.driver.abort(sink.name, other.generation, other.transactions[:1])
+    assert open_transactions(cluster) == [], "of the task without a message too"
+    assert committed(spark, cluster, name) == ["a", "b"]
+
+
+def test_an_attempt_beside_an_open_one_takes_another_id(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory
+) -> None:
+    """Spark counts the attempts of tasks from 0 again if it repeats a stage."""
+    name = topic("copy", partitions=1)
+    sink = Sink(cluster, name)
+    claim = sink.driver.claim(sink.name)
+    task = TaskIdentity("query", "aa", 0, 0, 0)
+    made = [
+        write_task(sink.options, claim, task, iter([pa.record_batch({"value": pa.array(["a"])})])) for _ in range(2)
+    ]
+    assert [message.has_siblings for message in made] == [False, True]
+    [first, second] = [message.transaction for message in made]
+    assert first is not None and second is not None
+    prepared = PreparedBatch(sink.name, "query", claim.generation, 0, (second,))
+    assert sink.driver.commit(prepared, may_have_leftovers=True)
+    assert committed(spark, cluster, name) == ["a"]
+    assert open_transactions(cluster) == []
+
+
+@pytest.fixture
+def matrix(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> Iterator[SinkMatrix]:
+    source, target = (topic(name, partitions=2, replication_factor=3) for name in ("source", "target"))
+    made = SinkMatrix(cluster, source, target, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(3600)
+def test_nothing_is_lost_or_double_whoever_is_killed(matrix: SinkMatrix, cluster: LocalCluster) -> None:
+    if os.environ.get("KLAMM_CRASH_MATRIX") == "long":
+        crashes_of_drivers(matrix)
+        zombie_driver(matrix)
+        crashes_of_brokers(matrix, lambda broker_id: kill_at_once(cluster, broker_id))
+        crashes_of_executors(matrix)
+        return
+    matrix.produce(3)
+    assert matrix.run(("between_ends", 1, "driver")) == KILLED
+    assert not matrix.is_committed_in_spark(1)
+    assert matrix.run(("after_rows", 2, "worker")) == 0, matrix.said()
+    matrix.check()

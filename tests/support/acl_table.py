@@ -1,0 +1,730 @@
+"""Every API and the authorization it needs: the errors without entries, with each of them, and with a denial.
+
+The same table is asked of klamm (tests/unit/security) and of Apache Kafka (compat/acl_table). A cluster has one broker
+with id 1, the topic `t` with one partition and one record, and the group `g` with an offset of `t`. Topics are created
+on demand. `User:alice` sends the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from klamm import apis
+from klamm.apis.api_declaration import Api
+from klamm.errors import ErrorCode
+from klamm.model import ZERO_UUID
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.schema import plan
+from klamm.protocol.wire import Message
+from klamm.security.acl.bindings import (
+    CLUSTER_NAME,
+    AclBinding,
+    AclEntry,
+    AclOperation,
+    PatternType,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+)
+from tests.support.messages import build, codes
+
+ALICE: Final = "User:alice"
+API_BY_NAME: Final = {api.name: api for api in apis.ALL}
+_AUTHORIZATION: Final = {code.name for code in ErrorCode if code.name.endswith("_AUTHORIZATION_FAILED")}
+_ERROR_FIELDS: Final = ("error_code", "partition_error_code")
+BATCH: Final = build_batch([Record(timestamp=1_700_000_000_000, value=b"v")])
+_IN_TRANSACTION: Final = build_batch(
+    [Record(timestamp=1_700_000_000_000, value=b"v")],
+    producer_id=7,
+    producer_epoch=0,
+    base_sequence=0,
+    is_transactional=True,
+)
+_UNKNOWN_ID: Final = UUID(int=12345)
+
+NONE: Final = frozenset({"NONE"})
+NO_TOPIC: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED"})
+NO_GROUP: Final = frozenset({"GROUP_AUTHORIZATION_FAILED"})
+NO_CLUSTER: Final = frozenset({"CLUSTER_AUTHORIZATION_FAILED"})
+NO_ID: Final = frozenset({"TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
+UNKNOWN: Final = frozenset({"UNKNOWN_TOPIC_OR_PARTITION"})
+AUTHORIZED: Final = "authorized"
+"""Any outcome but an authorization error."""
+
+
+class Grant(NamedTuple):
+    kind: ResourceType
+    name: str
+    operation: AclOperation
+    pattern: PatternType = PatternType.LITERAL
+
+    def binding(self, permission: Permission = Permission.ALLOW) -> AclBinding:
+        return AclBinding(
+            ResourcePattern(self.kind, self.name, self.pattern), AclEntry(ALICE, "*", self.operation, permission)
+        )
+
+
+def topic(name: str, operation: str, pattern: PatternType = PatternType.LITERAL) -> Grant:
+    return Grant(ResourceType.TOPIC, name, AclOperation[operation], pattern)
+
+
+def group(operation: str, name: str = "g") -> Grant:
+    return Grant(ResourceType.GROUP, name, AclOperation[operation])
+
+
+def cluster(operation: str) -> Grant:
+    return Grant(ResourceType.CLUSTER, CLUSTER_NAME, AclOperation[operation])
+
+
+def txn(operation: str) -> Grant:
+    return Grant(ResourceType.TRANSACTIONAL_ID, "x", AclOperation[operation])
+
+
+_IMPLIED: Final = {
+    AclOperation.READ: AclOperation.DESCRIBE,
+    AclOperation.WRITE: AclOperation.DESCRIBE,
+    AclOperation.ALTER: AclOperation.DESCRIBE,
+    AclOperation.DELETE: AclOperation.DESCRIBE,
+    AclOperation.ALTER_CONFIGS: AclOperation.DESCRIBE_CONFIGS,
+}
+Grants = tuple[Grant, ...]
+Outcome = Any
+Read = Callable[[Any], Outcome]
+
+
+class Row(NamedTuple):
+    """One request. `steps` are grants and the outcome with exactly these; `read` finds the outcome in the response.
+
+    `versions` limits the versions; by default it is sent at all.
+    """
+
+    api: str
+    what: str
+    fields: dict[str, Any]
+    steps: tuple[tuple[Grants, Outcome], ...]
+    versions: tuple[int, int] = (0, 99)
+    read: Read | None = None
+    changes: bool = False
+    """The authorized request changes the cluster, so that nothing can be asked after it."""
+
+    @property
+    def declaration(self) -> Api[Any, Any]:
+        return API_BY_NAME[self.api]
+
+    def requests(self) -> Iterator[tuple[int, Message]]:
+        """Yield the request at each version that klamm serves."""
+        first, last = self.declaration.versions
+        for version in range(max(first, self.versions[0]), min(last, self.versions[1]) + 1):
+            yield version, build(plan(self.declaration.request, version), self.fields)
+
+    def outcome(self, version: int, response: Any) -> Outcome:
+        if self.read is not None:
+            return self.read(response)
+        found = codes(plan(self.declaration.response, version), response, fields=_ERROR_FIELDS)
+        names = {ErrorCode(code).name for _, code in found}
+        return frozenset(names - {"NONE"} or {"NONE"})
+
+    def agrees(self, expected: Outcome, found: Outcome) -> bool:
+        if expected == AUTHORIZED:
+            return isinstance(found, frozenset) and not found & _AUTHORIZATION
+        return bool(found == expected)
+
+    def denials(self) -> Iterator[tuple[Grants, Grant, Outcome]]:
+        """Yield grants, a denial that takes one away, and the outcome: that of the step without this grant.
+
+        Denying an operation does not deny the one that it implies.
+        """
+        if self.read is not None or self.changes:
+            return
+        outcomes = {frozenset(grants): outcome for grants, outcome in self.steps}
+        used = {grant for grants, _ in self.steps for grant in grants}
+        for grants, _ in self.steps:
+            for grant in grants:
+                without = outcomes.get(frozenset(grants) - {grant})
+                implied = _IMPLIED.get(grant.operation)
+                if without is not None and (implied is None or grant._replace(operation=implied) not in used):
+                    yield grants, grant, without
+
+
+def _steps(*steps: tuple[Grants, Outcome]) -> tuple[tuple[Grants, Outcome], ...]:
+    return steps
+
+
+def _one(name: str, **fields: Any) -> dict[str, Any]:
+    partition = {"index": 0, "partition": 0, "partition_index": 0, **fields}
+    partitions = {key: [partition] for key in ("partitions", "partition_data")}
+    return {"name": name, "topic": name, **partitions}
+
+
+def rows() -> Iterator[Row]:
+    yield from _records()
+    yield from _topics()
+    yield from _groups()
+    yield from _transactions()
+    yield from _configs()
+    yield from _administration()
+    yield from _brokers()
+
+
+def _for_topics(
+    api: str, operation: str, fields: Callable[[str], dict[str, Any]], present: Outcome, **other: Any
+) -> Iterator[Row]:
+    """The topic that exists and one that does not: without the operation, both look alike."""
+    also = {"READ": (), "DESCRIBE": ("READ", "WRITE", "ALTER", "DELETE"), "DESCRIBE_CONFIGS": ("ALTER_CONFIGS",)}
+    for name, outcome in (("t", present), ("no", UNKNOWN)):
+        implied = [((topic(name, implying),), outcome) for implying in also.get(operation, ())]
+        steps = (
+            ((), NO_TOPIC),
+            ((topic(name, operation),), outcome),
+            ((topic(name, "ALL"),), outcome),
+            ((topic("*", operation),), outcome),
+            ((topic(name[:1], operation, PatternType.PREFIXED),), outcome),
+            ((topic("other", operation),), NO_TOPIC),
+            *implied,
+        )
+        yield Row(api, f"topic {name}", fields(name), steps, **other)
+
+
+def _records() -> Iterator[Row]:
+    def produce(name: str) -> dict[str, Any]:
+        sent = _one(name, records=BATCH)
+        return {"acks": 1, "timeout_ms": 5000, "transactional_id": None, "topic_data": [sent]}
+
+    yield from _for_topics("Produce", "WRITE", produce, NONE, versions=(3, 11))
+    yield Row(
+        "Produce",
+        "transactional",
+        {
+            "acks": -1,
+            "timeout_ms": 5000,
+            "transactional_id": "x",
+            "topic_data": [_one("t", records=_IN_TRANSACTION)],
+        },
+        _steps(
+            ((), NO_ID),
+            ((topic("t", "WRITE"),), NO_ID),
+            ((txn("WRITE"),), NO_TOPIC),
+            ((txn("WRITE"), topic("t", "WRITE")), AUTHORIZED),
+        ),
+        versions=(3, 11),
+    )
+
+    def fetch(name: str, replica_id: int = -1) -> dict[str, Any]:
+        asked = _one(name, current_leader_epoch=-1, partition_max_bytes=1000)
+        return {
+            "replica_id": replica_id,
+            "max_bytes": 1000,
+            "session_epoch": -1,
+            "topics": [asked],
+            "replica_state": {"replica_id": replica_id, "replica_epoch": -1},
+        }
+
+    yield from _for_topics("Fetch", "READ", fetch, NONE, versions=(4, 12))
+    by_id = fetch("t")
+    by_id["topics"] = [_one("t", current_leader_epoch=-1, partition_max_bytes=1000) | {"topic_id": _UNKNOWN_ID}]
+    yield Row("Fetch", "unknown id", by_id, _steps(((), frozenset({"UNKNOWN_TOPIC_ID"}))), versions=(13, 17))
+    yield Row(
+        "Fetch",
+        "follower",
+        fetch("t", replica_id=7),
+        _steps(((), NO_TOPIC), ((topic("t", "READ"),), NO_TOPIC), ((cluster("CLUSTER_ACTION"),), AUTHORIZED)),
+        versions=(4, 12),
+    )
+
+    def offsets(name: str) -> dict[str, Any]:
+        return {"replica_id": -1, "topics": [_one(name, timestamp=-1, current_leader_epoch=-1, max_num_offsets=1)]}
+
+    yield from _for_topics("ListOffsets", "DESCRIBE", offsets, NONE)
+
+    def epochs(name: str) -> dict[str, Any]:
+        return {"replica_id": -1, "topics": [_one(name, leader_epoch=0, current_leader_epoch=-1)]}
+
+    yield from _for_topics("OffsetForLeaderEpoch", "DESCRIBE", epochs, NONE)
+    yield Row(
+        "OffsetForLeaderEpoch", "follower", epochs("t"), _steps(((), NO_TOPIC), ((cluster("CLUSTER_ACTION"),), NONE))
+    )
+    yield from _for_topics(
+        "DeleteRecords", "DELETE", lambda name: {"timeout_ms": 5000, "topics": [_one(name, offset=0)]}, NONE
+    )
+    yield from _for_topics(
+        "DescribeProducers", "READ", lambda name: {"topics": [{"name": name, "partition_indexes": [0]}]}, NONE
+    )
+
+
+def _bits(*operations: str) -> int:
+    return sum(1 << AclOperation[operation] for operation in operations)
+
+
+def _topics() -> Iterator[Row]:
+    def named(name: str) -> dict[str, Any]:
+        return {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+
+    yield from _for_topics("Metadata", "DESCRIBE", named, NONE, versions=(4, 12))
+    yield Row(
+        "Metadata",
+        "all topics",
+        {"topics": None, "allow_auto_topic_creation": False},
+        _steps(((), ()), ((topic("t", "READ"),), ("t",)), ((topic("t", "CREATE"),), ())),
+        versions=(1, 12),
+        read=lambda response: tuple(found.name for found in response.topics if found.name == "t"),
+    )
+    yield Row(
+        "Metadata",
+        "unknown id",
+        {"topics": [{"name": None, "topic_id": _UNKNOWN_ID}], "allow_auto_topic_creation": False},
+        _steps(((), frozenset({"UNKNOWN_TOPIC_ID"}))),
+        versions=(12, 12),
+    )
+    yield Row(
+        "Metadata",
+        "operations on a topic",
+        {"topics": [{"name": "t"}], "include_topic_authorized_operations": True},
+        _steps(
+            ((topic("t", "READ"),), _bits("READ", "DESCRIBE")),
+            (
+                (topic("t", "WRITE"), topic("t", "ALTER_CONFIGS")),
+                _bits("WRITE", "DESCRIBE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS"),
+            ),
+        ),
+        versions=(8, 12),
+        read=lambda response: response.topics[0].topic_authorized_operations,
+    )
+    yield Row(
+        "Metadata",
+        "operations on the cluster",
+        {"topics": [], "include_cluster_authorized_operations": True},
+        _steps(
+            ((), 0),
+            ((cluster("CREATE"),), 0),
+            ((cluster("CREATE"), cluster("ALTER")), _bits("CREATE", "ALTER", "DESCRIBE")),
+        ),
+        versions=(8, 10),
+        read=lambda response: response.cluster_authorized_operations,
+    )
+    for name, grants in (("auto-1", (topic("auto-1", "CREATE"),)), ("auto-2", (cluster("CREATE"),))):
+        yield Row(
+            "Metadata",
+            f"auto creation of {name}",
+            {"topics": [{"name": name}], "allow_auto_topic_creation": True},
+            _steps(
+                ((), NO_TOPIC),
+                (grants, NO_TOPIC),
+                ((topic(name, "DESCRIBE"),), NO_TOPIC),
+                ((topic(name, "DESCRIBE"), *grants), AUTHORIZED),
+            ),
+            versions=(9, 9),
+            changes=True,
+        )
+
+    def create(name: str) -> dict[str, Any]:
+        created = {"name": name, "num_partitions": 1, "replication_factor": 1}
+        return {"timeout_ms": 5000, "validate_only": True, "topics": [created]}
+
+    yield Row(
+        "CreateTopics",
+        "a new topic",
+        create("new"),
+        _steps(
+            ((), NO_TOPIC),
+            ((topic("new", "CREATE"),), NONE),
+            ((topic("n", "CREATE", PatternType.PREFIXED),), NONE),
+            ((cluster("CREATE"),), NONE),
+            ((topic("new", "WRITE"),), NO_TOPIC),
+        ),
+        versions=(1, 7),
+    )
+    yield Row(
+        "CreateTopics",
+        "an existing topic",
+        create("t"),
+        _steps(((), NO_TOPIC), ((cluster("CREATE"),), frozenset({"TOPIC_ALREADY_EXISTS"}))),
+        versions=(1, 7),
+    )
+    yield Row(
+        "CreateTopics",
+        "settings of a new topic",
+        create("new"),
+        _steps(
+            ((topic("new", "CREATE"),), (29, -1, False)),
+            ((topic("new", "CREATE"), topic("new", "DESCRIBE_CONFIGS")), (0, 1, True)),
+        ),
+        versions=(5, 7),
+        read=lambda response: (
+            response.topics[0].topic_config_error_code,
+            response.topics[0].num_partitions,
+            bool(response.topics[0].configs),
+        ),
+    )
+    yield from (
+        row
+        for row in _for_topics(
+            "DeleteTopics",
+            "DELETE",
+            lambda name: {"timeout_ms": 5000, "topic_names": [name], "topics": [{"name": name, "topic_id": ZERO_UUID}]},
+            NONE,
+        )
+        if row.what == "topic no"
+    )
+    yield Row(
+        "DeleteTopics",
+        "unknown id",
+        {"timeout_ms": 5000, "topics": [{"name": None, "topic_id": _UNKNOWN_ID}]},
+        _steps(((), frozenset({"UNKNOWN_TOPIC_ID"}))),
+        versions=(6, 6),
+    )
+    yield from _for_topics(
+        "CreatePartitions",
+        "ALTER",
+        lambda name: {
+            "timeout_ms": 5000,
+            "validate_only": True,
+            "topics": [{"name": name, "count": 2, "assignments": None}],
+        },
+        NONE,
+    )
+
+
+def _groups() -> Iterator[Row]:
+    who: dict[str, Any] = {"group_id": "g2", "member_id": "m", "generation_id": 1, "group_instance_id": None}
+    join = {
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 1000,
+        "protocol_type": "consumer",
+        "reason": None,
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
+    for api, fields in (
+        ("JoinGroup", who | join),
+        ("SyncGroup", who | {"protocol_type": "consumer", "protocol_name": "range"}),
+        ("Heartbeat", who),
+        ("LeaveGroup", who | {"members": [{"member_id": "m", "group_instance_id": None, "reason": None}]}),
+    ):
+        yield Row(
+            api,
+            "group",
+            fields,
+            _steps(
+                ((), NO_GROUP),
+                ((group("READ", "g2"),), AUTHORIZED),
+                ((group("DESCRIBE", "g2"),), NO_GROUP),
+                ((group("READ", "*"),), AUTHORIZED),
+            ),
+        )
+    commit: dict[str, Any] = {"group_id": "g", "generation_id_or_member_epoch": -1, "group_instance_id": None}
+    for name, outcome in (("t", NONE), ("no", UNKNOWN)):
+        yield Row(
+            "OffsetCommit",
+            f"topic {name}",
+            commit | {"topics": [_one(name, committed_offset=1, committed_metadata="")]},
+            _steps(
+                ((), NO_GROUP),
+                ((topic(name, "READ"),), NO_GROUP),
+                ((group("READ"),), NO_TOPIC),
+                ((group("READ"), topic(name, "READ")), outcome),
+            ),
+        )
+    asked = {"name": "t", "partition_indexes": [0]}
+    of_group = {"group_id": "g", "member_id": None, "member_epoch": -1, "topics": [asked]}
+    yield Row(
+        "OffsetFetch",
+        "topic t",
+        {"group_id": "g", "topics": [asked], "groups": [of_group]},
+        _steps(
+            ((), NO_GROUP),
+            ((group("DESCRIBE"),), NO_TOPIC),
+            ((group("READ"), topic("t", "DESCRIBE")), NONE),
+        ),
+        versions=(2, 9),
+    )
+    yield Row(
+        "OffsetFetch",
+        "all topics",
+        {"group_id": "g", "topics": None, "groups": [of_group | {"topics": None}]},
+        _steps(((group("DESCRIBE"),), ()), ((group("DESCRIBE"), topic("t", "DESCRIBE")), ("t",))),
+        versions=(2, 9),
+        read=lambda response: tuple(
+            found.name for each in (response.groups or [response]) for found in each.topics if found.name == "t"
+        ),
+    )
+    yield Row(
+        "OffsetDelete",
+        "topic no",
+        {"group_id": "g", "topics": [_one("no")]},
+        _steps(
+            ((), NO_GROUP),
+            ((group("DELETE"),), NO_TOPIC),
+            ((group("DELETE"), topic("no", "READ")), UNKNOWN),
+            ((topic("no", "READ"),), NO_GROUP),
+        ),
+    )
+    yield Row("DescribeGroups", "group", {"groups": ["g"]}, _steps(((), NO_GROUP), ((group("DESCRIBE"),), NONE)))
+    yield Row(
+        "DescribeGroups",
+        "operations",
+        {"groups": ["g"], "include_authorized_operations": True},
+        _steps(
+            ((group("DELETE"),), _bits("DELETE", "DESCRIBE")), ((group("ALL"),), _bits("READ", "DELETE", "DESCRIBE"))
+        ),
+        versions=(3, 5),
+        read=lambda response: response.groups[0].authorized_operations,
+    )
+    yield Row(
+        "ListGroups",
+        "groups",
+        {},
+        _steps(
+            ((), ()), ((group("DESCRIBE"),), ("g",)), ((cluster("DESCRIBE"),), ("g",)), ((group("READ", "*"),), ("g",))
+        ),
+        read=lambda response: tuple(found.group_id for found in response.groups if found.group_id == "g"),
+    )
+    yield Row(
+        "DeleteGroups",
+        "unknown group",
+        {"groups_names": ["g9"]},
+        _steps(((), NO_GROUP), ((group("DELETE", "g9"),), frozenset({"GROUP_ID_NOT_FOUND"}))),
+    )
+    yield Row(
+        "FindCoordinator",
+        "group",
+        {"key": "g", "key_type": 0, "coordinator_keys": ["g"]},
+        _steps(((), NO_GROUP), ((group("READ"),), AUTHORIZED), ((group("DESCRIBE"),), AUTHORIZED)),
+    )
+
+
+def _transactions() -> Iterator[Row]:
+    yield Row(
+        "FindCoordinator",
+        "transactional id",
+        {"key": "x", "key_type": 1, "coordinator_keys": ["x"]},
+        _steps(((), NO_ID), ((txn("DESCRIBE"),), AUTHORIZED), ((txn("WRITE"),), AUTHORIZED)),
+        versions=(1, 6),
+    )
+    yield Row(
+        "InitProducerId",
+        "idempotent",
+        {"transactional_id": None, "producer_id": -1, "producer_epoch": -1},
+        _steps(
+            ((), NO_CLUSTER),
+            ((cluster("IDEMPOTENT_WRITE"),), AUTHORIZED),
+            ((topic("any", "WRITE"),), AUTHORIZED),
+            ((topic("an", "WRITE", PatternType.PREFIXED),), AUTHORIZED),
+            ((topic("*", "ALL"),), AUTHORIZED),
+            ((topic("any", "READ"),), NO_CLUSTER),
+        ),
+    )
+    yield Row(
+        "InitProducerId",
+        "transactional",
+        {"transactional_id": "x", "transaction_timeout_ms": 10_000, "producer_id": -1, "producer_epoch": -1},
+        _steps(((), NO_ID), ((txn("DESCRIBE"),), NO_ID), ((txn("WRITE"),), AUTHORIZED)),
+    )
+    producer = {"transactional_id": "x", "producer_id": 7, "producer_epoch": 0}
+    old = {
+        "v3_and_below_transactional_id": "x",
+        "v3_and_below_producer_id": 7,
+        "v3_and_below_producer_epoch": 0,
+    }
+    for name, outcome in (("t", AUTHORIZED), ("no", UNKNOWN)):
+        yield Row(
+            "AddPartitionsToTxn",
+            f"topic {name}",
+            old | {"v3_and_below_topics": [{"name": name, "partitions": [0]}]},
+            _steps(
+                ((), NO_ID),
+                ((topic(name, "WRITE"),), NO_ID),
+                ((txn("WRITE"),), NO_TOPIC),
+                ((txn("WRITE"), topic(name, "WRITE")), outcome),
+            ),
+            versions=(0, 3),
+        )
+    yield Row(
+        "AddPartitionsToTxn",
+        "of brokers",
+        {"transactions": [producer | {"verify_only": True, "topics": [{"name": "t", "partitions": [0]}]}]},
+        _steps(
+            ((), NO_CLUSTER),
+            ((txn("WRITE"), topic("t", "WRITE")), NO_CLUSTER),
+            ((cluster("CLUSTER_ACTION"),), AUTHORIZED),
+        ),
+        versions=(4, 5),
+    )
+    yield Row(
+        "AddOffsetsToTxn",
+        "group",
+        producer | {"group_id": "g"},
+        _steps(
+            ((), NO_ID),
+            ((group("READ"),), NO_ID),
+            ((txn("WRITE"),), NO_GROUP),
+            ((txn("WRITE"), group("READ")), AUTHORIZED),
+        ),
+    )
+    yield Row(
+        "EndTxn",
+        "transactional id",
+        producer | {"committed": False},
+        _steps(((), NO_ID), ((txn("WRITE"),), AUTHORIZED)),
+        versions=(0, 4),
+    )
+    yield Row(
+        "TxnOffsetCommit",
+        "topic t",
+        producer
+        | {"group_id": "g", "generation_id": -1, "group_instance_id": None}
+        | {"topics": [_one("t", committed_offset=1, committed_metadata="")]},
+        _steps(
+            ((), NO_ID),
+            ((txn("WRITE"),), NO_GROUP),
+            ((txn("WRITE"), group("READ")), NO_TOPIC),
+            ((txn("WRITE"), group("READ"), topic("t", "READ")), AUTHORIZED),
+        ),
+        versions=(0, 4),
+    )
+    yield Row(
+        "DescribeTransactions",
+        "transactional id",
+        {"transactional_ids": ["y"]},
+        _steps(((), NO_ID), ((Grant(ResourceType.TRANSACTIONAL_ID, "y", AclOperation.DESCRIBE),), AUTHORIZED)),
+    )
+    yield Row("ListTransactions", "all", {}, _steps(((), AUTHORIZED)))
+    marker = {"producer_id": 7, "coordinator_epoch": 0, "topics": [{"name": "no", "partition_indexes": [0]}]}
+    yield Row(
+        "WriteTxnMarkers",
+        "marker",
+        {"markers": [marker]},
+        _steps(((), NO_CLUSTER), ((cluster("CLUSTER_ACTION"),), AUTHORIZED), ((cluster("ALTER"),), AUTHORIZED)),
+    )
+
+
+def _configs() -> Iterator[Row]:
+    def described(kind: int, name: str) -> dict[str, Any]:
+        resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        return {"resources": [resource]}
+
+    def altered(kind: int, name: str, key: str, value: str) -> dict[str, Any]:
+        config = {"name": key, "value": value, "config_operation": 0}
+        resource = {"resource_type": kind, "resource_name": name, "configs": [config]}
+        return {"resources": [resource], "validate_only": True}
+
+    yield from _for_topics("DescribeConfigs", "DESCRIBE_CONFIGS", lambda name: described(2, name), NONE)
+    for api in ("AlterConfigs", "IncrementalAlterConfigs"):
+        yield from _for_topics(api, "ALTER_CONFIGS", lambda name: altered(2, name, "retention.ms", "1000"), NONE)
+        yield Row(
+            api,
+            "a broker",
+            altered(4, "1", "num.io.threads", "8"),
+            _steps(((), NO_CLUSTER), ((cluster("ALTER_CONFIGS"),), AUTHORIZED), ((cluster("ALTER"),), NO_CLUSTER)),
+        )
+    for kind, what in ((4, "a broker"), (8, "loggers")):
+        yield Row(
+            "DescribeConfigs",
+            what,
+            described(kind, "1"),
+            _steps(((), NO_CLUSTER), ((cluster("DESCRIBE_CONFIGS"),), NONE), ((cluster("ALTER_CONFIGS"),), NONE)),
+        )
+    yield Row(
+        "IncrementalAlterConfigs",
+        "loggers",
+        altered(8, "1", "root", "INFO"),
+        _steps(((), NO_CLUSTER), ((cluster("ALTER_CONFIGS"),), AUTHORIZED)),
+    )
+    yield Row(
+        "DescribeClientQuotas",
+        "all",
+        {"components": [], "strict": False},
+        _steps(((), NO_CLUSTER), ((cluster("DESCRIBE_CONFIGS"),), NONE)),
+    )
+    entry = {
+        "entity": [{"entity_type": "client-id", "entity_name": "c"}],
+        "ops": [{"key": "producer_byte_rate", "value": 1000.0, "remove": False}],
+    }
+    yield Row(
+        "AlterClientQuotas",
+        "validate only",
+        {"entries": [entry], "validate_only": True},
+        _steps(((), NO_CLUSTER), ((cluster("ALTER_CONFIGS"),), NONE)),
+    )
+
+
+def _administration() -> Iterator[Row]:
+    moved = {"name": "t", "partitions": [{"partition_index": 0, "replicas": None}]}
+    elected = {"election_type": 0, "timeout_ms": 5000, "topic_partitions": [{"topic": "t", "partitions": [0]}]}
+    log_dir = {"path": "/nowhere", "topics": [{"name": "t", "partitions": [0]}]}
+    asked: tuple[tuple[str, str, dict[str, Any], tuple[int, int]], ...] = (
+        ("AlterPartitionReassignments", "ALTER", {"timeout_ms": 5000, "topics": [moved]}, (0, 99)),
+        ("ListPartitionReassignments", "DESCRIBE", {"timeout_ms": 5000, "topics": None}, (0, 99)),
+        ("ElectLeaders", "ALTER", elected, (0, 99)),
+        ("AlterReplicaLogDirs", "ALTER", {"dirs": [log_dir]}, (0, 99)),
+        ("DescribeLogDirs", "DESCRIBE", {"topics": None}, (3, 99)),
+    )
+    for api, operation, fields, versions in asked:
+        other = "DESCRIBE_CONFIGS"
+        steps = _steps(((), NO_CLUSTER), ((cluster(operation),), AUTHORIZED), ((cluster(other),), NO_CLUSTER))
+        yield Row(api, "cluster", fields, steps, versions)
+    acl: dict[str, Any] = {
+        "resource_type": 2,
+        "resource_name": "unused",
+        "resource_pattern_type": 3,
+        "principal": "User:zoe",
+        "host": "*",
+        "operation": 3,
+        "permission_type": 3,
+    }
+    chosen = {
+        "resource_type_filter": 2,
+        "resource_name_filter": "unused",
+        "pattern_type_filter": 3,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
+    requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("CreateAcls", "ALTER", {"creations": [acl]}),
+        ("DescribeAcls", "DESCRIBE", chosen),
+        ("DeleteAcls", "ALTER", {"filters": [chosen]}),
+    )
+    for api, operation, fields in requests:
+        yield Row(api, "cluster", fields, _steps(((), NO_CLUSTER), ((cluster(operation),), NONE)))
+    yield Row(
+        "CreateAcls",
+        "an invalid entry",
+        {"creations": [acl | {"resource_type": 4}]},
+        _steps(((cluster("ALTER"),), frozenset({"INVALID_REQUEST"}))),
+    )
+    for api, operation, fields in (
+        ("DescribeUserScramCredentials", "DESCRIBE", {"users": [{"name": "nobody"}]}),
+        ("AlterUserScramCredentials", "ALTER", {"deletions": [{"name": "nobody", "mechanism": 1}], "upsertions": []}),
+    ):
+        missing = frozenset({"RESOURCE_NOT_FOUND"})
+        yield Row(api, "a user", fields, _steps(((), NO_CLUSTER), ((cluster(operation),), missing)))
+    for api, fields in (("SaslHandshake", {"mechanism": "PLAIN"}), ("SaslAuthenticate", {"auth_bytes": b""})):
+        yield Row(api, "out of place", fields, _steps(((), frozenset({"ILLEGAL_SASL_STATE"}))))
+    yield Row("DescribeCluster", "brokers", {"endpoint_type": 1}, _steps(((), NONE)))
+    yield Row(
+        "DescribeCluster",
+        "operations",
+        {"endpoint_type": 1, "include_cluster_authorized_operations": True},
+        _steps(((), 0), ((cluster("DESCRIBE"),), _bits("DESCRIBE"))),
+        read=lambda response: response.cluster_authorized_operations,
+    )
+    yield Row(
+        "ApiVersions", "all", {"client_software_name": "probe", "client_software_version": "1"}, _steps(((), NONE))
+    )
+
+
+def _brokers() -> Iterator[Row]:
+    """Stale epochs: an authorized request must not change the cluster either."""
+    stale = {"controller_id": 1, "controller_epoch": 0, "broker_epoch": 0, "broker_id": 77}
+    for api in (
+        "LeaderAndIsr",
+        "StopReplica",
+        "UpdateMetadata",
+        "ControlledShutdown",
+        "AlterPartition",
+        "AllocateProducerIds",
+    ):
+        steps = _steps(((), NO_CLUSTER), ((cluster("ALTER"),), NO_CLUSTER), ((cluster("CLUSTER_ACTION"),), AUTHORIZED))
+        yield Row(api, "broker", stale, steps)

@@ -1,0 +1,142 @@
+"""Certificates for tests: an authority, and keys that it signs, as files in every form that klamm reads."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    pkcs12,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_YEAR = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One key with its certificate: `pem` is a keystore with both."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+    authority: x509.Certificate
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    @property
+    def certificate_pem(self) -> bytes:
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    @property
+    def pem(self) -> bytes:
+        return self.key_pem + self.certificate_pem
+
+    def encrypted_pem(self, password: str) -> bytes:
+        encryption = BestAvailableEncryption(password.encode())
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption) + self.certificate_pem
+
+    def pkcs12(self, password: str) -> bytes:
+        encryption = BestAvailableEncryption(password.encode())
+        return pkcs12.serialize_key_and_certificates(b"one", self.key, self.certificate, [self.authority], encryption)
+
+
+class Authority:
+    """A certificate authority that lives as long as the test."""
+
+    def __init__(self, name: str = "Test CA") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = (
+            _builder(subject, subject, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_usage(is_authority=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    def truststore(self, password: str) -> bytes:
+        return pkcs12.serialize_java_truststore(
+            [pkcs12.PKCS12Certificate(self.certificate, b"ca")], BestAvailableEncryption(password.encode())
+        )
+
+    def issue(self, *attributes: tuple[x509.ObjectIdentifier, str]) -> Issued:
+        """Sign a certificate for localhost with this subject; by default CN=localhost."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        named = attributes or ((NameOID.COMMON_NAME, "localhost"),)
+        subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in named])
+        addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        certificate = (
+            _builder(subject, self.certificate.subject, key)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(is_authority=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .add_extension(issuer_key, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return Issued(key, certificate, self.certificate)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _YEAR)
+        .not_valid_after(now + _YEAR)
+    )
+
+
+def _usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """The files of one broker and one client, and their authority."""
+
+    authority: Authority
+    ca: Path
+    broker: Path
+    client: Path
+
+
+def write_tls_files(directory: Path) -> TlsFiles:
+    authority = Authority()
+    files = TlsFiles(authority, directory / "ca.pem", directory / "broker.pem", directory / "client.pem")
+    files.ca.write_bytes(authority.pem)
+    files.broker.write_bytes(authority.issue().pem)
+    files.client.write_bytes(authority.issue((NameOID.COMMON_NAME, "alice"), (NameOID.ORGANIZATION_NAME, "klamm")).pem)
+    return files

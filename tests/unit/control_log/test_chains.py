@@ -1,0 +1,47 @@
+"""The chain behind a change, from records of a simulated cluster: the production journal wrote them."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from klamm.control_log.chains import chains
+from klamm.sim.scripted import ScriptedRun, plan_of
+
+DEATH = ["250.create.orders.1", "700.kill.1"]
+OWN = {"fault", "session", "watch", "action", "replica", "request_delivered", "proposal_sent", "answered", "tool_write"}
+
+
+def records(actions: list[str]) -> list[dict[str, Any]]:
+    run = ScriptedRun(plan_of({"end_ms": 1_500, "actions": actions}))
+    run.run()
+    found = [json.loads(line) for line in run.recording.lines]
+    return [record for record in found if record["kind"] not in OWN]
+
+
+def test_an_election_is_explained_from_its_cause_to_the_last_broker() -> None:
+    (chain,) = chains(records(DEATH), "orders", 0, 1)
+    kinds = [step.kind for step in chain.steps]
+    assert kinds[:4] == ["cause", "event", "znode", "decision"]
+    assert "BrokerChange" in chain.steps[0].text and "cause: watch" in chain.steps[0].text
+    assert "leader 2 (was 1), epoch 1" in chain.steps[3].text
+    applied = [step.text for step in chain.steps if step.kind == "applied"]
+    assert {text.split()[1] for text in applied} == {"2", "3"} and len(applied) == 4
+    assert chain.steps[-1].kind == "applied" and chain.total_ms > 20
+
+
+def test_the_order_of_the_records_does_not_matter() -> None:
+    """Each broker writes its own records; the topic has them in the order of writing."""
+    found = records(DEATH)
+    mixed = Random(1).sample(found, len(found))
+    assert {chain.steps[0] for chain in chains(mixed, "orders", 0, 5)} == {
+        chain.steps[0] for chain in chains(found, "orders", 0, 5)
+    }
+
+
+def test_the_last_changes_come_oldest_first() -> None:
+    found = chains(records([*DEATH, "1000.start.1"]), "orders", 0, 10)
+    assert [it.change["at_ms"] for it in found] == sorted(it.change["at_ms"] for it in found)
+    assert found[0].change["strategy"] == "initial" and len(found) >= 3
+    assert chains(records(DEATH), "orders", 7, 1) == []

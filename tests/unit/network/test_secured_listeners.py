@@ -1,0 +1,426 @@
+"""TLS and SASL over real sockets: handshakes that never end, quotas, failed logins, sessions, new certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cryptography.x509.oid import NameOID
+
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.errors import ErrorCode
+from klamm.model import EndPoint, SecurityProtocol
+from klamm.network import ConnectionLimits, RequestContext, SocketServer, SocketServerConfig
+from klamm.protocol.frames import decode_response_header
+from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from klamm.protocol.wire import Message, decode
+from klamm.security.client_security import ClientSecurity
+from klamm.security.failure_budget import FailureBudget
+from klamm.security.listener_security import ListenerSecurity
+from klamm.security.sasl.client_mechanisms import SaslCredentials
+from klamm.security.sasl.mechanisms import KLAMM_PEER, PLAIN, SCRAM_SHA_256
+from klamm.security.secret import Secret
+from klamm.security.tls.contexts import TlsSettings, client_context, server_context
+from klamm.security.tls.principal_mapping import PrincipalMapper
+from klamm.security.tls.stores import KeyPair
+from tests.support.certificates import Authority, Issued
+from tests.unit.network.harness import RawClient, ScriptedApi, Server, both_loops, heartbeat, heartbeat_api, until
+from tests.unit.security import sasl_peer
+
+Run = Callable[[Any], None]
+AUTHORITY = Authority()
+BROKER = AUTHORITY.issue()
+CLIENT = AUTHORITY.issue((NameOID.ORGANIZATION_NAME, "klamm"), (NameOID.COMMON_NAME, "Alice"))
+
+
+def pair(issued: Issued) -> KeyPair:
+    return KeyPair(issued.certificate_pem, Secret(issued.key_pem))
+
+
+def sasl_apis(on_handshake: Callable[[RequestContext, Any], SaslHandshakeResponse] | None) -> list[ScriptedApi]:
+    """Handlers like those of a broker, for SASL requests that are out of place."""
+    return [
+        ScriptedApi(
+            SaslHandshakeRequest,
+            SaslHandshakeResponse,
+            on_handshake or (lambda _, r: SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)),
+        ),
+        ScriptedApi(
+            SaslAuthenticateRequest,
+            SaslAuthenticateResponse,
+            lambda _, r: SaslAuthenticateResponse(
+                error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=None, auth_bytes=r.auth_bytes
+            ),
+        ),
+    ]
+
+
+class SecuredServer(Server):
+    """A server with one secured listener; `principals` are those of the Heartbeats that it served."""
+
+    def __init__(
+        self,
+        protocol: SecurityProtocol,
+        *,
+        limits: ConnectionLimits | None = None,
+        on_handshake: Callable[[RequestContext, Any], SaslHandshakeResponse] | None = None,
+        **options: Any,
+    ) -> None:
+        self.security = ListenerSecurity(protocol, **options)
+        if self.security.has_tls:
+            self.security.context = server_context(TlsSettings(pair(BROKER), AUTHORITY.pem, "requested"))
+        if self.security.has_sasl:
+            self.security.sasl = sasl_peer.settings()
+        self.principals: list[str] = []
+        config = SocketServerConfig(security={"SECURED": self.security}, connection_limits=limits or ConnectionLimits())
+        super().__init__()
+        script = heartbeat_api().script
+
+        def remember(ctx: RequestContext, request: Any) -> Any:
+            self.principals.append(ctx.principal)
+            return script(ctx, request)
+
+        self.network = SocketServer(
+            (EndPoint("SECURED", "127.0.0.1", 0, protocol),),
+            [heartbeat_api(remember), *sasl_apis(on_handshake)],
+            loop=asyncio.get_running_loop(),
+            clock=self.clock,
+            registry=self.registry,
+            config=config,
+        )
+
+    async def tls_client(self, certificate: Issued | None = None) -> RawClient:
+        settings = TlsSettings(None if certificate is None else pair(certificate), AUTHORITY.pem)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=client_context(settings), server_hostname="localhost"
+        )
+        self._clients.append(RawClient(reader, writer))
+        return self._clients[-1]
+
+
+async def ask(client: RawClient, request: Message, response: type[Message], version: int = 1) -> Any:
+    client.send(request, version)
+    frame = await client.receive()
+    _, position = decode_response_header(request.KEY, version, frame)
+    return decode(response, version, frame, position)[0]
+
+
+async def beat(client: RawClient, number: int = 7) -> int:
+    client.send(heartbeat(number))
+    return (await client.receive_heartbeat())[1]
+
+
+async def log_in(client: RawClient, password: str = "alice-secret") -> SaslAuthenticateResponse:
+    await ask(client, SaslHandshakeRequest(mechanism=PLAIN), SaslHandshakeResponse)
+    token = b"\0alice\0" + password.encode()
+    response: SaslAuthenticateResponse = await ask(
+        client, SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse
+    )
+    return response
+
+
+@both_loops
+def test_a_certificate_names_the_principal(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL) as server:
+            assert await beat(await server.tls_client()) == 7
+            assert await beat(await server.tls_client(CLIENT)) == 7
+            server.security.mapper = PrincipalMapper.parse("RULE:^CN=(.*?),.*$/$1/L")
+            assert await beat(await server.tls_client(CLIENT)) == 7
+            assert server.principals == ["User:ANONYMOUS", "User:CN=Alice,O=klamm", "User:alice"]
+            server.security.mapper = PrincipalMapper.parse("RULE:^nobody$/x/")
+            refused = await server.tls_client(CLIENT)
+            assert await refused.receive_end() == b""
+
+    run(scenario())
+
+
+@both_loops
+def test_large_frames_pass_both_ways(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL) as server:
+            client = await server.tls_client()
+            payload = bytes(range(256)) * 16_384
+            request = SaslAuthenticateRequest(auth_bytes=payload)
+            for _ in range(3):
+                response = await ask(client, request, SaslAuthenticateResponse)
+                assert response.auth_bytes == payload
+
+    run(scenario())
+
+
+@both_loops
+def test_a_handshake_that_does_not_end_is_cut_off_and_counts_in_the_quota(run: Run) -> None:
+    async def scenario() -> None:
+        limits = ConnectionLimits(max_connections_per_ip=2)
+        async with SecuredServer(SecurityProtocol.SSL, limits=limits, timeout_s=0.5) as server:
+            silent, garbling = await server.client(), await server.client()
+            await until(lambda: server.network.quotas.connections_of("127.0.0.1") == 2)
+            third = await server.client()
+            assert await third.receive_end() == b"", "the address has reached its limit during the handshakes"
+            garbling.writer.write(b"\x16\x03\x01\x00\x05hello")
+            await garbling.receive_end()
+            assert await silent.receive_end() == b"", "the broker ends a handshake that takes too long"
+            await until(lambda: server.network.quotas.total == 0 and server.security.counts.failed == 2)
+            assert await beat(await server.tls_client()) == 7
+
+    run(scenario())
+
+
+@both_loops
+def test_peers_that_hang_up_in_their_handshake_are_not_errors(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL) as server:
+            for start in (b"", b"\x16\x03\x01\x00\x05hello", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"):
+                client = await server.client()
+                client.writer.write(start)
+                await client.writer.drain()
+                client.writer.transport.abort()
+            await until(lambda: server.security.counts.failed == 4 and server.network.quotas.total == 0)
+            assert await beat(await server.tls_client()) == 7
+
+    run(scenario())
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+@both_loops
+def test_a_connection_can_be_aborted_in_its_handshake(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL) as server:
+            processor = server.network.acceptors[0].processor
+            for _ in range(3):
+                client = await server.client()
+                await until(lambda: len(processor.connections) == 1)
+                client.writer.write(b"\x16\x03\x01\x02\x00")
+                await asyncio.sleep(0)
+                next(iter(processor.connections)).abort()
+                assert await client.receive_end() == b""
+                await until(lambda: server.network.quotas.total == 0)
+            assert await beat(await server.tls_client()) == 7
+            await server.client()
+            await until(lambda: len(processor.connections) == 2)
+
+    run(scenario())
+
+
+@both_loops
+def test_a_new_certificate_serves_new_connections_only(run: Run) -> None:
+    async def scenario() -> None:
+        def serial(client: RawClient) -> str:
+            certificate: dict[str, Any] = client.writer.get_extra_info("ssl_object").getpeercert()
+            return str(certificate["serialNumber"])
+
+        async with SecuredServer(SecurityProtocol.SSL) as server:
+            old = await server.tls_client()
+            await beat(old)
+            server.security.context = server_context(TlsSettings(pair(AUTHORITY.issue())))
+            new = await server.tls_client()
+            assert await beat(new) == await beat(old) == 7
+            assert serial(old) != serial(new)
+
+    run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("protocol", [SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL])
+def test_a_user_logs_in(run: Run, protocol: SecurityProtocol) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(protocol) as server:
+            client = await (server.tls_client() if server.security.has_tls else server.client())
+            assert (await log_in(client)).error_code == ErrorCode.NONE
+            assert await beat(client) == 7 and server.principals == ["User:alice"]
+            again = await ask(client, SaslHandshakeRequest(mechanism=PLAIN), SaslHandshakeResponse)
+            assert again.error_code == ErrorCode.ILLEGAL_SASL_STATE
+            assert await beat(client, 8) == 8, "a handshake out of place does not end the connection"
+            tags = {"listener": "SECURED", "networkProcessor": "0"}
+            group = "kafka.server"
+            assert server.value("socket-server-metrics", "successful-authentication-total", group, **tags) == 1
+
+    run(scenario())
+
+
+@both_loops
+def test_pipelined_requests_keep_their_order(run: Run) -> None:
+    """A client that does not wait for its login: the requests behind it count as the user's."""
+
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT) as server:
+            client = await server.client()
+            client.send(SaslHandshakeRequest(mechanism=PLAIN), 1)
+            client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 1)
+            client.send(heartbeat(3))
+            for _ in range(2):
+                await client.receive()
+            assert (await client.receive_heartbeat())[1] == 3 and server.principals == ["User:alice"]
+
+    run(scenario())
+
+
+@both_loops
+def test_a_failed_login_is_answered_late_and_ends_the_connection(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, failure_delay_s=0.2) as server:
+            client = await server.client()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            response = await log_in(client, "wrong")
+            assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED and loop.time() - began >= 0.2
+            assert await client.receive_end() == b"" and server.security.counts.failed == 1
+
+    run(scenario())
+
+
+@both_loops
+def test_a_client_that_sends_on_after_a_failure_and_leaves_is_not_an_error(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, failure_delay_s=30) as server:
+            client = await server.client()
+            client.send(SaslHandshakeRequest(mechanism=PLAIN), 1)
+            for _ in range(3):
+                client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0wrong"), 1)
+            await until(lambda: server.security.counts.failed == 1)
+            client.writer.transport.abort()
+            (connection,) = server.network.acceptors[0].processor.connections
+            connection.abort()
+            await until(lambda: server.network.quotas.total == 0)
+            assert server.security.counts.failed == 1
+
+    run(scenario())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@both_loops
+def test_requests_before_the_login_are_not_served(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, failure_delay_s=0) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            assert await client.receive_end() == b"" and server.principals == []
+            large = await server.client()
+            large.writer.write((600_000).to_bytes(4, "big"))
+            assert await large.receive_end() == b"", "frames of strangers are small"
+
+    run(scenario())
+
+
+@both_loops
+def test_a_connection_without_a_login_is_closed_in_time(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, timeout_s=0.3) as server:
+            idle, user = await server.client(), await server.client()
+            await log_in(user)
+            assert await idle.receive_end() == b""
+            assert await beat(user) == 7
+
+    run(scenario())
+
+
+@both_loops
+def test_an_address_with_many_failures_waits_before_its_password_is_checked(run: Run) -> None:
+    async def scenario() -> None:
+        budget = FailureBudget(burst=2, per_second=4)
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, failure_delay_s=0, budget=budget) as server:
+            for _ in range(2):
+                await log_in(await server.client(), "wrong")
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            assert (await log_in(await server.client())).error_code == ErrorCode.NONE
+            assert loop.time() - began >= 0.1, "the right password waits as well"
+
+    run(scenario())
+
+
+@both_loops
+def test_a_session_ends_unless_it_is_renewed(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT) as server:
+            assert server.security.sasl is not None
+            server.security.sasl = replace(server.security.sasl, max_reauth_ms={PLAIN: 300})
+            client = await server.client()
+            assert (await log_in(client)).session_lifetime_ms == 300
+            assert (await log_in(client)).session_lifetime_ms == 300
+            (connection,) = server.network.acceptors[0].processor.connections
+            await until(lambda: connection.gate.is_closed)
+            client.send(heartbeat(1))
+            assert await client.receive_end() == b"" and server.security.counts.expired == 1
+
+    run(scenario())
+
+
+@both_loops
+def test_a_broker_proves_itself_and_renews_its_session(run: Run) -> None:
+    """klamm's own client: SASL first, then the proof of a broker; requests continue while it authenticates again."""
+
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_SSL, peer=sasl_peer.PEER) as server:
+            assert server.security.sasl is not None
+            server.security.sasl = replace(server.security.sasl, max_reauth_ms={SCRAM_SHA_256: 1500})
+            security = ClientSecurity(
+                SecurityProtocol.SASL_SSL,
+                TlsSettings(trusted=AUTHORITY.pem),
+                SaslCredentials(SCRAM_SHA_256, "alice", Secret("alice-secret")),
+                SaslCredentials(KLAMM_PEER, "5", Secret(sasl_peer.PEER_SECRET)),
+            )
+            connection = await BrokerConnection.connect("localhost", server.port, security=security)
+            (accepted,) = server.network.acceptors[0].processor.connections
+            assert (accepted.context.principal, accepted.context.peer_broker_id) == ("User:alice", 5)
+            numbers = 0
+            while server.security.counts.succeeded_again == 0:
+                numbers += 1
+                responses = [connection.send(heartbeat(n), 1) for n in (numbers, numbers + 1)]
+                assert [(await response).error_code for response in responses] == [numbers, numbers + 1]
+            assert accepted.context.peer_broker_id == 5
+            await connection.wait_closed()
+            forged = replace(security, peer=SaslCredentials(KLAMM_PEER, "5", Secret("guessed")))
+            with pytest.raises(ConnectionError, match="KLAMM-PEER"):
+                await BrokerConnection.connect("localhost", server.port, security=forged)
+            wrong = replace(security, sasl=SaslCredentials(PLAIN, "alice", Secret("guessed")))
+            with pytest.raises(ConnectionError, match="Invalid username or password"):
+                await BrokerConnection.connect("localhost", server.port, security=wrong)
+
+    run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_broker_without_the_proof_is_used_all_the_same(run: Run, closes: bool) -> None:
+    """Kafka answers ILLEGAL_SASL_STATE on an open connection. If its sessions end, it closes the connection instead."""
+
+    def refuse(ctx: RequestContext, _: Any) -> SaslHandshakeResponse:
+        if not closes:
+            return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+        ctx.close_connection()
+        return SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM)
+
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.PLAINTEXT, on_handshake=refuse) as server:
+            security = ClientSecurity(peer=SaslCredentials(KLAMM_PEER, "5", Secret("anything")))
+            connection = await BrokerConnection.connect("localhost", server.port, security=security)
+            assert (await connection.send(heartbeat(4), 1)).error_code == 4
+            await connection.wait_closed()
+
+    run(scenario())
+
+
+def test_the_budget_is_bounded() -> None:
+    budget = FailureBudget(burst=3, per_second=1.0)
+    for _ in range(3):
+        assert budget.wait_s("a", 100.0) == 0
+        budget.note_failure("a", 100.0)
+    assert budget.wait_s("a", 100.0) == 1.0 and budget.wait_s("a", 100.5) == 0.5 and budget.wait_s("b", 100.0) == 0
+    assert budget.wait_s("a", 101.1) == 0
+    for number in range(20_000):
+        budget.note_failure(f"address {number}", 200.0 + number)
+    assert budget.wait_s("a", 30_000.0) == 0
+
+
+def test_an_old_protocol_is_refused() -> None:
+    context = server_context(TlsSettings(pair(BROKER)))
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2

@@ -1,0 +1,79 @@
+"""Names in certificates, and the checks of new key material."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from klamm.errors import ConfigError
+from klamm.security.secret import Secret
+from klamm.security.tls.contexts import TlsSettings, client_context, server_context
+from klamm.security.tls.key_checks import check_successor, check_trusted
+from klamm.security.tls.principal_mapping import PrincipalMapper, distinguished_name
+from klamm.security.tls.stores import KeyPair
+from tests.support.certificates import Authority, Issued
+
+AUTHORITY = Authority()
+
+
+def pair(issued: Issued) -> KeyPair:
+    return KeyPair(issued.certificate_pem, Secret(issued.key_pem))
+
+
+def test_the_distinguished_name_is_written_as_in_java() -> None:
+    issued = AUTHORITY.issue(
+        (NameOID.COUNTRY_NAME, "US"), (NameOID.ORGANIZATION_NAME, "a, b"), (NameOID.COMMON_NAME, "x")
+    )
+    assert distinguished_name(issued.certificate.public_bytes(Encoding.DER)) == "CN=x,O=a\\, b,C=US"
+
+
+RULES = (
+    "RULE:^CN=(.*?),OU=ServiceUsers.*$/$1/, "
+    "RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/L, "
+    "RULE:^.*[Cc][Nn]=([a-zA-Z0-9.]*).*$/$1/U, DEFAULT"
+)
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "principal"),
+    [
+        (RULES, "CN=Duke,OU=ServiceUsers,O=Org,C=US", "Duke"),
+        (RULES, "CN=Duke,OU=SME,O=mycp,L=Fulton,ST=MD,C=US", "duke@sme"),
+        (RULES, "cn=duke,OU=JavaSoft,O=Sun Microsystems", "DUKE"),
+        (RULES, "OU=JavaSoft,O=Sun Microsystems", "OU=JavaSoft,O=Sun Microsystems"),
+        ("DEFAULT", "CN=x", "CN=x"),
+        ("", "CN=x", "CN=x"),
+        ("RULE:^CN=(x)$/$1$2$10/", "CN=x", "x$2x0"),
+        ("RULE:^CN=a\\/b$/c\\/d/", "CN=a/b", "c/d"),
+        ("RULE:^CN=y$/y/", "CN=x", None),
+    ],
+)
+def test_the_first_rule_that_matches_decides(rules: str, name: str, principal: str | None) -> None:
+    assert PrincipalMapper.parse(rules).name_of(name) == principal
+
+
+@pytest.mark.parametrize("rules", ["RULE:a/b", "RULE", "nonsense", "DEFAULT DEFAULT", "RULE:(/x/"])
+def test_malformed_rules_are_refused(rules: str) -> None:
+    with pytest.raises(ValueError):
+        PrincipalMapper.parse(rules)
+
+
+def test_a_broker_must_trust_its_own_certificate() -> None:
+    server = server_context(TlsSettings(pair(AUTHORITY.issue()), AUTHORITY.pem, "required"))
+    own = client_context(TlsSettings(pair(AUTHORITY.issue()), AUTHORITY.pem))
+    check_trusted(server, own)
+    assert own.check_hostname, "the check leaves the context as it was"
+    with pytest.raises(ConfigError, match="truststore does not accept its certificate"):
+        check_trusted(server, client_context(TlsSettings(pair(AUTHORITY.issue()), Authority("other").pem)))
+    with pytest.raises(ConfigError, match="could not connect to each other"):
+        check_trusted(server, client_context(TlsSettings(None, AUTHORITY.pem, protocols=("TLSv1.2",))))
+
+
+def test_a_new_certificate_has_the_old_names() -> None:
+    old, same = AUTHORITY.issue(), AUTHORITY.issue()
+    other = AUTHORITY.issue((NameOID.COMMON_NAME, "elsewhere"))
+    check_successor(pair(old), pair(same), allows_subject=False, allows_names=False)
+    with pytest.raises(ConfigError, match=r"ssl\.allow\.dn\.changes"):
+        check_successor(pair(old), pair(other), allows_subject=False, allows_names=True)
+    check_successor(pair(old), pair(other), allows_subject=True, allows_names=False)

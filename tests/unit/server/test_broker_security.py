@@ -1,0 +1,102 @@
+"""The security of listeners from their settings: certificates of clients, mechanisms, and the way to other brokers."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.config import ConfigRepository, KafkaConfig
+from klamm.errors import ConfigError
+from klamm.model import SecurityProtocol
+from klamm.security.sasl.mechanisms import KLAMM_PEER, PLAIN, SCRAM_SHA_512
+from klamm.security.secret import Secret
+from klamm.server.broker_security import BrokerSecurity
+from tests.support.certificates import TlsFiles, write_tls_files
+
+JAAS = 'PlainLoginModule required username="admin" password="the admin.s word" user_admin="the admin.s word";'
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return write_tls_files(tmp_path_factory.mktemp("tls"))
+
+
+def security(files: TlsFiles, **settings: Any) -> BrokerSecurity:
+    given = {
+        "broker.id": 5,
+        "listeners": "SASL_SSL://localhost:0,SSL://localhost:0,PLAINTEXT://localhost:0",
+        "ssl.keystore.location": files.broker,
+        "ssl.truststore.location": files.ca,
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS,
+        **settings,
+    }
+    configs = ConfigRepository(KafkaConfig(given))
+    return BrokerSecurity(configs, 5, "cluster", Secret("the secret."))
+
+
+def test_every_listener_has_its_own_security(files: TlsFiles) -> None:
+    made = security(files, **{"ssl.client.auth": "required"})
+    sasl, tls, plain = (made.listeners[name] for name in ("SASL_SSL", "SSL", "PLAINTEXT"))
+    assert sasl.context is not None and tls.context is not None and plain.context is None
+    assert tls.context.verify_mode == ssl.CERT_REQUIRED
+    assert sasl.context.verify_mode == ssl.CERT_NONE, "a SASL listener asks for certificates by its own setting only"
+    assert sasl.sasl is not None and list(sasl.sasl.mechanisms) == [PLAIN, SCRAM_SHA_512] and tls.sasl is None
+    assert all(listener.peer is not None for listener in made.listeners.values())
+    own = security(files, **{"listener.name.sasl_ssl.ssl.client.auth": "requested"}).listeners["SASL_SSL"].context
+    assert own is not None and own.verify_mode == ssl.CERT_OPTIONAL
+
+
+def test_brokers_connect_by_the_inter_broker_listener(files: TlsFiles) -> None:
+    chosen = {"security.inter.broker.protocol": "SASL_SSL", "sasl.mechanism.inter.broker.protocol": "PLAIN"}
+    outgoing = security(files, **chosen).outgoing.of("SASL_SSL")
+    assert outgoing.protocol is SecurityProtocol.SASL_SSL and outgoing.tls is not None
+    assert outgoing.sasl is not None and (outgoing.sasl.mechanism, outgoing.sasl.username) == (PLAIN, "admin")
+    assert outgoing.peer is not None and (outgoing.peer.mechanism, outgoing.peer.username) == (KLAMM_PEER, "5")
+    plain = security(files).outgoing.of("PLAINTEXT")
+    assert plain.tls is None and plain.sasl is None and plain.peer is not None
+    assert "the admin.s word" not in repr(outgoing) and "the secret." not in repr(outgoing)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"sasl.enabled.mechanisms": ""}, "Listener SASL_SSL: sasl.enabled.mechanisms has nothing"),
+        ({"sasl.enabled.mechanisms": "PLAIN,GSSAPI"}, "sasl.enabled.mechanisms has GSSAPI"),
+        ({"sasl.enabled.mechanisms": "OAUTHBEARER"}, "sasl.oauthbearer.jwks.endpoint.url is missing"),
+        ({"listener.name.sasl_ssl.plain.sasl.jaas.config": "secret"}, "plain.sasl.jaas.config is malformed"),
+        ({"ssl.principal.mapping.rules": "RULE:x"}, "Listener SASL_SSL: ssl.principal.mapping.rules is malformed"),
+        ({"ssl.client.auth": "required", "ssl.truststore.location": None}, "ssl.truststore.location is missing"),
+        ({"ssl.keystore.location": "/nowhere"}, "ssl.keystore.location \\(/nowhere\\) cannot be used"),
+        ({"security.inter.broker.protocol": "SASL_SSL"}, "sasl.mechanism cannot be 'GSSAPI'"),
+        (
+            {"sasl.enabled.mechanisms": "OAUTHBEARER", "sasl.oauthbearer.jwks.endpoint.url": "ftp://x"},
+            "must begin with file:, http: or https:",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_used_are_explained(files: TlsFiles, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        security(files, **settings)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_reload_with_a_bad_file_keeps_the_old_certificate(tmp_path: Path) -> None:
+    files = write_tls_files(tmp_path)
+    config = KafkaConfig(
+        {"broker.id": 5, "listeners": "SSL://localhost:0,PLAINTEXT://localhost:0",
+         "ssl.keystore.location": files.broker, "ssl.truststore.location": files.ca}
+    )  # fmt: skip
+    configs = ConfigRepository(config)
+    made = BrokerSecurity(configs, 5, "cluster", Secret("the secret."))
+    before = made.listeners["SSL"].context
+    good = files.broker.read_bytes()
+    files.broker.write_bytes(b"damaged")
+    configs.reload_files()
+    assert made.listeners["SSL"].context is before
+    files.broker.write_bytes(files.authority.issue().pem)
+    configs.reload_files()
+    assert made.listeners["SSL"].context is not before and files.broker.read_bytes() != good
