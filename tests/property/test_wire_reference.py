@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import ProtocolError
@@ -19,15 +19,16 @@ FEW = settings(max_examples=10, derandomize=True, deadline=None, database=None)
 
 @pytest.mark.parametrize("case", cases(), ids=case_id)
 @FEW
+@example(seed=32767)  # it gives AlterClientQuotasRequest v1 a NaN
 @given(seed=st.integers(0, 2**32 - 1))
 def test_compiled_equals_reference(case: Case, seed: int) -> None:
     cls, version, rng = our_class(case), case[2], Random(seed)
     message = random_message(cls, version, rng, spread=2)
     raw = encode_bytes(message, version)
     assert raw == reference_encode(message, version)
-    assert decode(cls, version, raw) == reference_decode(cls, version, raw)
+    assert same(decode(cls, version, raw), reference_decode(cls, version, raw))
     for view in (bytearray(raw), memoryview(raw), memoryview(b"?" + raw)[1:]):
-        assert decode(cls, version, view) == reference_decode(cls, version, raw)
+        assert same(decode(cls, version, view), reference_decode(cls, version, raw))
     for _ in range(4):
         damaged = bytearray(raw)
         for _ in range(rng.choice((1, 1, 2, 5))):
@@ -45,4 +46,9 @@ def assert_same_verdict(cls: type[Message], version: int, raw: bytes) -> None:
         with pytest.raises(ProtocolError):
             decode(cls, version, raw)
         return
-    assert decode(cls, version, raw) == expected
+    assert same(decode(cls, version, raw), expected)
+
+
+def same(left: object, right: object) -> bool:
+    """Compare by value, and by text where a NaN differs from itself."""
+    return left == right or ("nan" in repr(left) and repr(left) == repr(right))

@@ -1,6 +1,7 @@
 """`--command-config FILE`: the security of every command that connects to brokers, from a Kafka client's properties.
 
-The option belongs to each command with `--bootstrap-server`. A process runs one command, so its security is kept here.
+The option belongs to each command with `--bootstrap-server`. A process runs one command at a time, and its settings are
+kept here until it ends.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class CommandConfig:
 
     def use(self, path: Path | None) -> None:
         self._path, self._properties, self._security = path, None, None
+
+    def forget(self) -> None:
+        self.use(None)
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -79,8 +83,9 @@ def _load(path: Path) -> dict[str, str]:
     return found
 
 
-def _use(value: str | None) -> None:
+def _use(ctx: typer.Context, value: str | None) -> None:
     current.use(Path(value) if value else None)
+    ctx.call_on_close(current.forget)
 
 
 def _command(

@@ -11,7 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
-from klamm.cli.command_config import CommandConfig
+from klamm.cli.command_config import CommandConfig, current
 from klamm.errors import ConfigError, KlammError
 from klamm.model import SecurityProtocol
 from klamm.security.certificates.certificate_store import CertificateStore
@@ -97,6 +97,7 @@ def test_the_file_of_one_command_does_not_stay(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, ["quota", "list", "-b", "localhost:1"], env={"KLAMM_COMMAND_CONFIG": str(path)})
     assert "NONSENSE" in str(again.exception)
     assert "KLAMM_COMMAND_CONFIG" not in os.environ
+    assert not current.properties
 
 
 def test_a_file_that_others_may_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
