@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
+from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from klamm.security.listener_security import ANONYMOUS
 from klamm.security.sasl.mechanisms import FOR_CLIENTS, KLAMM_PEER, OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from klamm.security.sasl.scram_credential import salted_password
 from tests.unit.security import sasl_peer
 from tests.unit.security.sasl_peer import START_MS, Peer, client_of, unsigned_token
 
@@ -152,6 +156,37 @@ def test_a_replayed_scram_proof_is_refused() -> None:
     other.handshake(SCRAM_SHA_256)
     other.authenticate(first)
     assert other.authenticate(proof).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+def final_message(nonce: str, server_first: str) -> bytes:
+    """The last message of a SCRAM client with this nonce, by RFC 5802."""
+    salted = salted_password(SCRAM_SHA_256, sasl_peer.PASSWORDS["alice"], sasl_peer.SALT, 4096)
+    key = hmac.digest(salted, b"Client Key", "sha256")
+    bare = f"c=biws,r={nonce}"
+    signature = hmac.digest(sha256(key).digest(), f"n=alice,r=own,{server_first},{bare}".encode(), "sha256")
+    proof = bytes(one ^ other for one, other in zip(key, signature, strict=True))
+    return f"{bare},p={b64encode(proof).decode()}".encode()
+
+
+@pytest.mark.parametrize(
+    ("nonce", "error"),
+    [
+        ("{whole}", ErrorCode.NONE),
+        ("own{whole}", ErrorCode.NONE),
+        ("ownown{whole}", ErrorCode.SASL_AUTHENTICATION_FAILED),
+        ("other{whole}", ErrorCode.SASL_AUTHENTICATION_FAILED),
+        ("own", ErrorCode.SASL_AUTHENTICATION_FAILED),
+        ("ownown", ErrorCode.SASL_AUTHENTICATION_FAILED),
+    ],
+)
+def test_the_nonce_is_checked_as_in_kafka_3(nonce: str, error: ErrorCode) -> None:
+    """librdkafka before 2.6.1 repeats its own part of the nonce. kcat of Debian 12 has such a librdkafka."""
+    peer = Peer()
+    peer.handshake(SCRAM_SHA_256)
+    server_first = bytes(peer.authenticate(b"n,,n=alice,r=own").auth_bytes).decode()
+    whole = server_first.split(",")[0].removeprefix("r=")
+    final = final_message(nonce.format(whole=whole), server_first)
+    assert peer.authenticate(final).error_code == error
 
 
 def test_a_credential_of_another_mechanism_does_not_serve() -> None:

@@ -109,10 +109,21 @@ class ScramServer:
         return first
 
     def _finish(self, text: str) -> str:
+        self._admit_doubled_nonce(text)
         self._exchange.set_client_final(text)
         last: str = self._exchange.get_server_final()
         self.user, self.is_complete = self._username, True
         return last
+
+    def _admit_doubled_nonce(self, text: str) -> None:
+        """Accept the nonce of librdkafka before 2.6.1, which repeats its own part, as Kafka 3.9 does and 4.0 does not.
+
+        The nonce of this exchange must still be whole, so that nobody can use a proof again.
+        """
+        nonce = self._exchange.nonce
+        own_part = str(nonce).removesuffix(str(self._exchange.s_nonce))
+        if f"r={own_part}{nonce}" in text.split(","):
+            self._exchange.nonce = type(nonce)(f"{own_part}{nonce}")
 
     def _credential(self, username: str) -> tuple[bytes, bytes, bytes, int] | None:
         """Scramp asks for the credential of the user whom the client names."""
