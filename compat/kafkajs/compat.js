@@ -1,5 +1,6 @@
 // kafkajs, the JavaScript client of most Node.js services. `node compat.js before|after` prints a line a check.
 const assert = require("node:assert/strict");
+const fs = require("node:fs");
 const { Kafka, CompressionTypes, CompressionCodecs, ConfigResourceTypes, AssignerProtocol, logLevel } = require("kafkajs");
 const SnappyCodec = require("kafkajs-snappy");
 const lz4 = require("lz4js");
@@ -17,7 +18,20 @@ CompressionCodecs[CompressionTypes.ZSTD] = () => ({
 
 const phase = process.argv[2];
 const count = process.env.KLAMM_QUICK ? 100 : 1000;
+
+// The settings of security in librdkafka's words, for the run against a secured cluster.
+function security() {
+  if (!process.env.KLAMM_CLIENT_PROPERTIES) return {};
+  const lines = fs.readFileSync(process.env.KLAMM_CLIENT_PROPERTIES, "utf8").split("\n").filter(Boolean);
+  const read = Object.fromEntries(lines.map((line) => [line.slice(0, line.indexOf("=")), line.slice(line.indexOf("=") + 1)]));
+  return {
+    ssl: { ca: [fs.readFileSync(read["ssl.ca.location"], "utf8")] },
+    sasl: { mechanism: read["sasl.mechanism"].toLowerCase(), username: read["sasl.username"], password: read["sasl.password"] },
+  };
+}
+
 const kafka = new Kafka({
+  ...security(),
   clientId: "compat",
   brokers: process.env.KLAMM_BOOTSTRAP_SERVERS.split(","),
   logLevel: logLevel.NOTHING,

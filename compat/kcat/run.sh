@@ -7,6 +7,8 @@ if ! command -v kcat >/dev/null; then
   echo "kcat is missing and could not be installed: apt-get install kcat" >&2
   exit 2
 fi
+# kcat reads this file by itself. The empty one keeps a configuration of the user out of the run.
+export KCAT_CONFIG=${KLAMM_CLIENT_PROPERTIES:-/dev/null}
 count=2000
 [ -n "${KLAMM_QUICK:-}" ] && count=200
 
