@@ -1,10 +1,12 @@
 """klamm and Apache Kafka in one cluster: `before` with a controller of klamm, `after` with one of Kafka.
 
 Brokers of either kind are killed and stopped under load, and one is run by the other program on the same directory.
+The long form runs at the inter-broker protocols 3.9 and 2.4, the quick form at 3.9.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,22 +20,26 @@ from confluent_kafka import Consumer, ElectionType
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from klamm.errors import KlammError
+from klamm.local.security_choice import ADMIN
 
 TOPIC: Final = "mixed"
 PARTITIONS: Final = 6
+PROTOCOLS: Final = ("3.9", "2.4")
 GROUP_TIMEOUT_S: Final = 60.0
 
 
 class Checks:
-    """Prints a line a check. `controller` is the kind of broker that starts first."""
+    """Prints a line per check. `controller` is the kind of broker that starts first; `user` writes and reads."""
 
-    def __init__(self, cluster: MixedCluster, controller: Kind) -> None:
+    def __init__(self, cluster: MixedCluster, controller: Kind, user: str = ADMIN, note: str = "") -> None:
         self._cluster = cluster
         self._controller = controller
-        self._load = Load(cluster.bootstrap_servers, TOPIC, PARTITIONS)
+        self._note = note
+        self._settings = {**CLIENT, **cluster.client_settings(user)}
+        self._load = Load(self._settings, TOPIC, PARTITIONS)
 
     def check(self, name: str, act: Callable[[], object]) -> None:
-        name = f"{name} (controller {self._controller})"
+        name = f"{name} (controller {self._controller}{self._note})"
         try:
             act()
         except Exception as error:
@@ -119,8 +125,7 @@ class Checks:
     def _read(self) -> int:
         consumer = Consumer(
             {
-                **CLIENT,
-                "bootstrap.servers": self._cluster.bootstrap_servers,
+                **self._settings,
                 "group.id": f"group-{self._controller}",
                 "auto.offset.reset": "earliest",
             }
@@ -135,15 +140,15 @@ class Checks:
         return count
 
     def _admin(self) -> AdminClient:
-        return AdminClient({**CLIENT, "bootstrap.servers": self._cluster.bootstrap_servers})
+        return AdminClient({**CLIENT, **self._cluster.client_settings()})
 
 
-def run(controller: Kind) -> None:
+def run(controller: Kind, protocol: str) -> None:
     """Broker 1 is the controller; of 2 and 3 at least one is of the other kind."""
     other: Kind = "kafka" if controller == "klamm" else "klamm"
     kinds: dict[int, Kind] = {1: controller, 2: "klamm", 3: other}
-    with MixedCluster(kinds) as cluster:
-        checks = Checks(cluster, controller)
+    with MixedCluster(kinds, protocol) as cluster:
+        checks = Checks(cluster, controller, note=f", protocol {protocol}")
         cluster.start(1)
         cluster.start(2, 3)
         checks.check("topic created and grown", checks.create)
@@ -163,4 +168,5 @@ def run(controller: Kind) -> None:
 
 
 if __name__ == "__main__":
-    run("klamm" if sys.argv[1] == "before" else "kafka")
+    for each in PROTOCOLS[:1] if os.environ.get("KLAMM_QUICK") else PROTOCOLS:
+        run("klamm" if sys.argv[1] == "before" else "kafka", each)

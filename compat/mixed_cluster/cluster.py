@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from kazoo.client import KazooClient
 
@@ -21,10 +21,17 @@ from bench.clusters import JVM_OPTIONS, LOG4J
 from bench.kafka_distribution import libraries
 from klamm.errors import KlammError
 from klamm.local.admin import ClusterAdmin
+from klamm.local.broker_settings import property_text
+from klamm.local.cluster_security import ClusterSecurity
 from klamm.local.launch import broker_process, zookeeper_process
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess
-from klamm.security.client_security import PLAINTEXT, ClientSecurity
+from klamm.local.security_choice import ADMIN, UNSECURED, SecurityChoice
+from klamm.security.certificates.private_files import write_private
+from klamm.security.client_security import ClientSecurity
+from klamm.security.sasl.new_credential import scram_text
+from klamm.zk.client.blocking import BlockingSession
+from klamm.zk.client.user_config import alter_user_settings
 
 T = TypeVar("T")
 Kind = Literal["klamm", "kafka"]
@@ -44,14 +51,27 @@ SETTINGS: Final[Mapping[str, object]] = {
 
 
 class MixedCluster:
-    """`kinds` says who runs which broker at first; `protocol` is the inter.broker.protocol.version of all."""
+    """`kinds` says who runs which broker at first; `protocol` is the inter.broker.protocol.version of all.
+
+    With `security`, all brokers have the same certificate, and the users are in ZooKeeper before the brokers start.
+    """
 
     def __init__(
-        self, kinds: Mapping[int, Kind], protocol: str = "3.9", configs: Mapping[str, object] | None = None
+        self,
+        kinds: Mapping[int, Kind],
+        protocol: str = "3.9",
+        configs: Mapping[str, object] | None = None,
+        security: SecurityChoice = UNSECURED,
     ) -> None:
         self.kinds: dict[int, Kind] = dict(kinds)
         self.folder = Path(tempfile.mkdtemp(prefix="klamm-mixed-"))
-        self._configs = {**SETTINGS, "inter.broker.protocol.version": protocol, **(configs or {})}
+        self.security = ClusterSecurity(security, self.folder, has_own_zookeeper=False)
+        self._configs = {
+            **SETTINGS,
+            "inter.broker.protocol.version": protocol,
+            **security.broker_keys(),
+            **(configs or {}),
+        }
         self._ports = {broker_id: ReservedPort() for broker_id in self.kinds}
         self._zookeeper_port = ReservedPort()
         self._zookeeper = zookeeper_process(self.folder, self._zookeeper_port.number, is_temporary=True)
@@ -61,7 +81,11 @@ class MixedCluster:
 
     @property
     def client_security(self) -> ClientSecurity:
-        return PLAINTEXT
+        return self.security.of_admin
+
+    def client_settings(self, user: str = ADMIN) -> dict[str, Any]:
+        """Return the settings with which librdkafka connects as this user."""
+        return self.security.client_config(user, self.bootstrap_servers, "confluent-kafka")
 
     def __enter__(self) -> Self:
         try:
@@ -69,6 +93,8 @@ class MixedCluster:
             self._zookeeper.spawn()
             self._zookeeper.wait_ready(time.monotonic() + TIMEOUT_S)
             self.zk.start(timeout=TIMEOUT_S)
+            self.security.prepare()
+            self._write_users()
         except BaseException:
             self.close()
             raise
@@ -88,6 +114,15 @@ class MixedCluster:
         for port in [*self._ports.values(), self._zookeeper_port]:
             port.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write_users(self) -> None:
+        """Brokers with SCRAM between them can log in only if their user exists before they start."""
+        choice = self.security.choice
+        if choice.sasl is None or not choice.has_scram:
+            return
+        with BlockingSession(self.zookeeper_connect, TIMEOUT_S) as session:
+            for name, password in self.security.users.items():
+                alter_user_settings(session, name, {choice.sasl: scram_text(choice.sasl, password)})
 
     @property
     def zookeeper_connect(self) -> str:
@@ -166,7 +201,8 @@ class MixedCluster:
     def _spawn(self, broker_id: int) -> None:
         kind = self.kinds[broker_id]
         properties = self.folder / f"broker-{broker_id}.properties"
-        properties.write_text("".join(f"{key}={value}\n" for key, value in self._properties(broker_id).items()))
+        lines = (f"{key}={property_text(value)}\n" for key, value in self._properties(broker_id).items())
+        write_private(properties, "".join(lines).encode())
         log_file = self.log_file(broker_id, kind)
         if kind == "klamm":
             process = broker_process(broker_id, properties, self.folder / f"broker-{broker_id}.ready", log_file)
@@ -179,16 +215,16 @@ class MixedCluster:
 
     def _properties(self, broker_id: int) -> dict[str, object]:
         own = {"klamm.control.log.enable": "false"} if self.kinds[broker_id] == "klamm" else {}
-        settings = {
+        return {
             "broker.id": broker_id,
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{self._ports[broker_id].number}",
+            "listeners": f"{self.security.choice.listener}://{LOOPBACK}:{self._ports[broker_id].number}",
             "log.dirs": self.log_dir(broker_id),
             "zookeeper.connect": self.zookeeper_connect,
             "zookeeper.connection.timeout.ms": int(TIMEOUT_S * 1000),
             **self._configs,
+            **self.security.broker_properties(),
             **own,
         }
-        return {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
 
     def why_silent(self) -> str | None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -22,8 +23,8 @@ CLIENT: Final[dict[str, Any]] = {
 class Load:
     """Runs in a `with` block; `check` after it says what is wrong."""
 
-    def __init__(self, servers: str, topic: str, partitions: int) -> None:
-        self._servers = servers
+    def __init__(self, settings: Mapping[str, Any], topic: str, partitions: int) -> None:
+        self._settings = {**CLIENT, **settings}
         self._topic = topic
         self._partitions = partitions
         self._stopped = threading.Event()
@@ -43,7 +44,7 @@ class Load:
         self._thread.join()
 
     def _run(self) -> None:
-        producer = Producer({**CLIENT, "bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 5})
+        producer = Producer({**self._settings, "enable.idempotence": True, "linger.ms": 5})
         while not self._stopped.wait(1 / PER_SECOND):
             self._write(producer)
             producer.poll(0)
@@ -76,7 +77,7 @@ class Load:
 
     def read(self) -> dict[int, list[int]]:
         """The numbers in each partition's log, from its start to its end."""
-        consumer = Consumer({**CLIENT, "bootstrap.servers": self._servers, "group.id": "load-check"})
+        consumer = Consumer({**self._settings, "group.id": "load-check"})
         read: dict[int, list[int]] = {partition: [] for partition in range(self._partitions)}
         try:
             ends = {

@@ -45,7 +45,8 @@ def _set_quota(cluster: MixedCluster, broker_id: int, client_id: str, *, remove:
     entry = EntryData(entity=[EntityData(entity_type="client-id", entity_name=client_id)], ops=[op])
     request = AlterClientQuotasRequest(entries=[entry], validate_only=False)
     address = cluster.answering()[broker_id]
-    answer = ask_once(address, request, 1, AlterClientQuotasResponse, TIMEOUT_S).entries[0]
+    security = cluster.client_security
+    answer = ask_once(address, request, 1, AlterClientQuotasResponse, TIMEOUT_S, security=security).entries[0]
     if answer.error_code != ErrorCode.NONE:
         raise KlammError(f"the quota was not changed: {answer.error_message}")
 
@@ -56,5 +57,6 @@ def _is_throttled(cluster: MixedCluster, broker_id: int, partition: int, client_
         acks=1, timeout_ms=30_000, topic_data=[TopicProduceData(name=TOPIC, partition_data=[data])]
     )
     address = cluster.answering()[broker_id]
-    response = ask_once(address, request, 9, ProduceResponse, TIMEOUT_S, client_id=client_id)
+    security = cluster.client_security
+    response = ask_once(address, request, 9, ProduceResponse, TIMEOUT_S, client_id=client_id, security=security)
     return (response.throttle_time_ms > 0) == wanted

@@ -17,7 +17,8 @@ Partition = tuple[str, int]
 def metadata_of(cluster: MixedCluster, broker_id: int) -> dict[object, object]:
     """Brokers, and every partition with its topic id, leader, epoch, replicas and ISR."""
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-    answer = ask_once(cluster.answering()[broker_id], request, _VERSION, MetadataResponse, 10.0)
+    address, security = cluster.answering()[broker_id], cluster.client_security
+    answer = ask_once(address, request, _VERSION, MetadataResponse, 10.0, security=security)
     view: dict[object, object] = {
         (topic.name, part.partition_index): (
             topic.topic_id,
