@@ -107,6 +107,10 @@ def test_a_topics_creation_from_the_request_to_every_brokers_metadata(
     assert {r["leader"] for r in elections} == BROKERS and {r["number"] for r in elections} == {number}
     for kind in ("request_queued", "request_sent", "request_acknowledged"):
         assert {r["target"] for r in about(of_kind(rows, kind, api="LeaderAndIsr"), topic)} == BROKERS, kind
+        created = about(of_kind(rows, kind, api="LeaderAndIsr", broker_id=controller), topic)
+        assert {(r["event"], r["event_number"], r["state_name"]) for r in created} == {
+            ("CreateTopics", number, "TopicChange")
+        }, kind
     roles = reader.until(lambda rows: len(of_kind(rows, "role_changed", topic=topic)) >= 9, "the roles are told")
     assert len(of_kind(roles, "role_changed", topic=topic, role="leader")) == 3
     sent = about(of_kind(roles, "request_sent", api="LeaderAndIsr"), topic)
@@ -150,6 +154,9 @@ def test_a_leaders_death_and_how_long_the_news_took(cluster: LocalCluster, reade
         assert counts == list(range(1, len(counts) + 1)), "every update of every broker is told, in order"
         told = about(applied, topic, election["leader_epoch"])[0]
         assert told["controller_epoch"] == election["controller_epoch"]
+        key = {"controller_epoch": told["controller_epoch"], "correlation_id": told["correlation_id"]}
+        sent = of_kind(rows, "request_sent", target=broker, **key)
+        assert [election["number"] in r["event_numbers"] for r in sent] == [True], "request and effect join on a key"
         assert 0 <= told["at_ms"] - election["at_ms"] < WAIT_S * 1000
     cluster.start(victim)
 

@@ -121,15 +121,17 @@ def _write_steps(change: Record, writes: Sequence[Record]) -> Iterable[ChainStep
 
 
 def _request_steps(change: Record, index: _Index) -> Iterable[ChainStep]:
-    """The first request of each kind to each broker that carries the change, with its effect there."""
+    """The first request of each kind to each broker that carries the change, with its effect there.
+
+    If the event of the change created requests, only these count, also if others were merged into them. A later event
+    may repeat the state, for example to a broker that starts.
+    """
     seen: set[tuple[str, int]] = set()
-    state = (change["topic"], change["partition"], change["leader_epoch"])
-    for sent in index.sent:
+    carrying = [sent for sent in index.sent if _carries(sent, change)]
+    own = [sent for sent in carrying if change["number"] in sent.get("event_numbers", ())]
+    for sent in own or carrying:
         of = sent["api"], sent["target"]
-        if sent["at_ms"] < change["at_ms"] or sent["controller_epoch"] != change["controller_epoch"] or of in seen:
-            continue
-        carried = [(it["topic"], it["partition"], it["leader_epoch"]) for it in sent["partitions"]]
-        if sent["api"] not in _REQUESTS or (state not in carried and sent["partition_count"] <= len(carried)):
+        if of in seen:
             continue
         seen.add(of)
         key = sent["controller_epoch"], sent["target"], sent["correlation_id"]
@@ -143,3 +145,12 @@ def _request_steps(change: Record, index: _Index) -> Iterable[ChainStep]:
             yield ChainStep(applied["at_ms"], "applied", f"broker {sent['target']} has applied {sent['api']}")
         elif answer is not None:
             yield ChainStep(answer["at_ms"], "applied", f"broker {sent['target']} has answered {sent['api']}")
+
+
+def _carries(sent: Record, change: Record) -> bool:
+    """Whether the request has the partition's new state, or may have it beyond the end of its list."""
+    if sent["at_ms"] < change["at_ms"] or sent["controller_epoch"] != change["controller_epoch"]:
+        return False
+    state = (change["topic"], change["partition"], change["leader_epoch"])
+    carried = [(it["topic"], it["partition"], it["leader_epoch"]) for it in sent["partitions"]]
+    return sent["api"] in _REQUESTS and (state in carried or sent["partition_count"] > len(carried))

@@ -58,6 +58,8 @@ def _leadership(record: LeadershipChange) -> dict[str, Any]:
         "partition_epoch": after.partition_epoch,
         "previous_leader": NO_LEADER if before is None else before.leader,
         "previous_isr": [] if before is None else list(before.isr),
+        "state": record.state,
+        "state_name": record.state_name,
     }
     if record.strategy:
         fields["strategy"] = record.strategy

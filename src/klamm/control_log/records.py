@@ -98,6 +98,8 @@ class LeadershipChange:
     partition: TopicPartition
     before: LeaderAndIsr | None
     after: LeaderAndIsr
+    state: int
+    state_name: str
 
     @property
     def KIND(self) -> str:
@@ -106,6 +108,15 @@ class LeadershipChange:
         before, after = self.before, self.after
         is_same = before is not None and before.leader == after.leader and before.isr != after.isr
         return "isr_change" if is_same else "leader_change"
+
+
+class Decision(NamedTuple):
+    """The controller's event that created a request, and the state of the controller meanwhile."""
+
+    event: str
+    event_number: int
+    state: int
+    state_name: str
 
 
 class RequestSummary(NamedTuple):
@@ -124,6 +135,7 @@ class RequestQueued:
 
     controller_epoch: int
     number: int
+    decision: Decision
     request: RequestSummary
     queue_size: int
     KIND: ClassVar = "request_queued"
@@ -135,6 +147,7 @@ class RequestCoalesced:
 
     controller_epoch: int
     number: int
+    decision: Decision
     request: RequestSummary
     KIND: ClassVar = "request_coalesced"
 
@@ -143,12 +156,15 @@ class RequestCoalesced:
 class RequestSent:
     """`send_number` counts the requests sent to one broker; attempts 1, 2, 4, 8, ... of a request are recorded.
 
-    `correlation_id` is that of this attempt, in the header of the request.
+    `correlation_id` is that of this attempt, in the header of the request. `event_numbers` are the events whose
+    requests were merged into this one, the newest last; `decision` is the newest.
     """
 
     controller_epoch: int
     send_number: int
     correlation_id: int
+    decision: Decision
+    event_numbers: tuple[int, ...]
     attempt: int
     request: RequestSummary
     queue_ms: float
@@ -162,6 +178,8 @@ class RequestAcknowledged:
     controller_epoch: int
     send_number: int
     correlation_id: int
+    decision: Decision
+    event_numbers: tuple[int, ...]
     request: RequestSummary
     error: str
     failed_partition_count: int
@@ -193,6 +211,8 @@ class ZnodesWritten:
     error: str
     refused_path: str | None
     duration_ms: float
+    state: int
+    state_name: str
     KIND: ClassVar = "znodes_written"
 
 

@@ -47,6 +47,7 @@ class RequestSender:
         metrics: MetricsRegistry,
         on_event: Callable[[ControllerEvent], object],
         journal: ControllerJournal,
+        first_correlation_id: int = 0,
     ) -> None:
         self._broker = broker
         self._journal = journal
@@ -61,9 +62,9 @@ class RequestSender:
         self._totals = ConnectionTotals()
         self._failures = 0
         self._sent_s = 0.0
-        self._correlation_id = -1
-        """Correlation id of the last attempt. It keeps counting over new connections, so it identifies a request at
-        both ends.
+        self._correlation_id = first_correlation_id - 1
+        """Correlation id of the last attempt. It keeps counting over new connections and incarnations of the broker, so
+        it identifies a request at both ends.
         """
         tags = {"broker-id": str(broker.id)}
         self._timer = metrics.timer(_GROUP, _TYPE, "RequestRateAndQueueTimeMs", tags)
@@ -82,6 +83,10 @@ class RequestSender:
         return len(self._queue)
 
     @property
+    def next_correlation_id(self) -> int:
+        return self._correlation_id + 1
+
+    @property
     def last_acknowledged(self) -> int:
         """The number of the last request such that the broker has answered it and all requests before it."""
         sending = self._sending
@@ -96,7 +101,7 @@ class RequestSender:
 
     def put(self, request: ControlRequest) -> None:
         coalesced = self._queue.coalesced
-        self._queue.put(request, self._clock.monotonic())
+        self._queue.put(request, self._clock.monotonic(), self._journal.decision)
         self._wake.set()
         self._put_count += 1
         is_coalesced = self._queue.coalesced > coalesced
@@ -150,14 +155,17 @@ class RequestSender:
     async def _deliver(self, item: QueueItem) -> ControlResponse:
         queue_ms = (self._clock.monotonic() - item.enqueue_s) * 1000
         self._timer.update(queue_ms)
-        message = await self._send_until_answered(item.request, queue_ms)
+        message = await self._send_until_answered(item, queue_ms)
         response = decode_response(item.request, message)
         sent_ms = (self._clock.monotonic() - self._sent_s) * 1000
-        sending = Sending(self._broker.id, item.request, self._send_count, self._correlation_id)
-        self._journal.request_acknowledged(sending, response, sent_ms)
+        self._journal.request_acknowledged(self._attempt(item), response, sent_ms)
         return response
 
-    async def _send_until_answered(self, request: ControlRequest, queue_ms: float) -> Any:
+    def _attempt(self, item: QueueItem) -> Sending:
+        return Sending(self._broker.id, item.request, self._send_count, self._correlation_id, item.decisions)
+
+    async def _send_until_answered(self, item: QueueItem, queue_ms: float) -> Any:
+        request = item.request
         api_key, version, body = encode_request(request, self._config.inter_broker_protocol)
         self._send_count += 1
         while True:
@@ -165,8 +173,7 @@ class RequestSender:
                 connection = await self._connected()
                 self._sent_s = self._clock.monotonic()
                 self._correlation_id = connection.next_correlation_id
-                sending = Sending(self._broker.id, request, self._send_count, self._correlation_id)
-                self._journal.request_sent(sending, self._failures + 1, queue_ms)
+                self._journal.request_sent(self._attempt(item), self._failures + 1, queue_ms)
                 answer = await connection.send_encoded(api_key, version, body)
             except (ConnectionError, TimeoutError, OSError) as error:
                 self._on_failure(request, error)
@@ -186,7 +193,7 @@ class RequestSender:
                 timeout_ms=self._config.socket_timeout_ms,
                 client_id=f"{SLICING_CLIENT}{self._config.broker_id}",
                 request_timeout_ms=self._config.request_timeout_ms,
-                first_correlation_id=self._correlation_id + 1,
+                first_correlation_id=self.next_correlation_id,
                 totals=self._totals,
                 security=self._config.outgoing.of(self._config.controller_listener),
             )
@@ -239,6 +246,8 @@ class ControllerChannelManager:
         self._on_event = on_event
         self._journal = journal or ControllerJournal()
         self._senders: dict[int, RequestSender] = {}
+        self._next_correlation_ids: dict[int, int] = {}
+        """Of brokers whose sender was removed; the next sender continues them."""
         self._queries: dict[int, dict[asyncio.Task[None], None]] = {}
         """By broker, in start order: a set would cancel them in the order of memory addresses."""
         metrics.gauge(_GROUP, _TYPE, "TotalQueueSize", lambda: sum(s.queue_size for s in list(self._senders.values())))
@@ -255,6 +264,7 @@ class ControllerChannelManager:
             metrics=self._metrics,
             on_event=self._on_event,
             journal=self._journal,
+            first_correlation_id=self._next_correlation_ids.pop(broker.id, 0),
         )
 
     def remove_broker(self, broker_id: int) -> None:
@@ -264,6 +274,7 @@ class ControllerChannelManager:
         sender = self._senders.pop(broker_id, None)
         if sender is not None:
             sender.close()
+            self._next_correlation_ids[broker_id] = sender.next_correlation_id
             self._metrics.remove_tagged("broker-id", str(broker_id))
 
     def remove_all(self) -> None:

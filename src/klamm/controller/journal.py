@@ -14,6 +14,7 @@ from klamm.control_log import NO_CONTROL_LOG, ControlLog
 from klamm.control_log.records import (
     MAX_LISTED,
     ControllerChanged,
+    Decision,
     EventDone,
     EventQueued,
     EventStarted,
@@ -32,6 +33,7 @@ from klamm.controller.context import replica
 from klamm.controller.events import ControllerEvent
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.controller.responses import ControlResponse
+from klamm.controller.states import ControllerState
 from klamm.errors import ErrorCode
 from klamm.model import CONTROL_LOG_TOPIC, LEADER_DURING_DELETE, NO_CONTROLLER, NO_LEADER
 from klamm.zk.model.ops import Check, Create, Delete, MultiFailed, SetData, WriteOp
@@ -40,17 +42,25 @@ _MAX_LOOKED_AT: Final = 256
 _OPERATIONS: Final = {Check: "check", Create: "create", SetData: "set", Delete: "delete"}
 
 
+NO_DECISION: Final = Decision("", 0, ControllerState.IDLE.value, ControllerState.IDLE.label)
+"""Before the first event."""
+
+
 def _state(event: ControllerEvent) -> tuple[int, str]:
     return event.STATE.value, event.STATE.label
 
 
 class Sending(NamedTuple):
-    """A control request that is sent. `send_number` counts the requests to the broker, each once."""
+    """A control request that is sent. `send_number` counts the requests to the broker, each once.
+
+    `decisions` are those that were merged into the request, the newest last.
+    """
 
     broker_id: int
     request: ControlRequest
     send_number: int
     correlation_id: int
+    decisions: tuple[Decision, ...]
 
 
 class ControllerJournal:
@@ -58,7 +68,8 @@ class ControllerJournal:
 
     def __init__(self, log: ControlLog = NO_CONTROL_LOG) -> None:
         self._log = log
-        self._event, self._number = "", 0
+        self.decision = NO_DECISION
+        """The current event, for the requests that it creates."""
         self._is_own = False
         """Whether the current event concerns only the control log's topic."""
         self._controller = NO_CONTROLLER, 0
@@ -73,10 +84,10 @@ class ControllerJournal:
             self._log.record(EventQueued(self.epoch, name, number, cause, topics, broker, queue_size, *_state(event)))
 
     def event_started(self, event: ControllerEvent, number: int, queue_ms: float) -> None:
-        self._event, self._number = type(event).__name__, number
+        self.decision = decision = Decision(type(event).__name__, number, *_state(event))
         self._is_own = self._log.is_enabled and topics_of(event) == (CONTROL_LOG_TOPIC,)
         if self._log.is_enabled and not self._is_own:
-            self._log.record(EventStarted(self.epoch, self._event, number, queue_ms, *_state(event)))
+            self._log.record(EventStarted(self.epoch, decision.event, number, queue_ms, *_state(event)))
 
     def event_done(self, event: ControllerEvent, number: int, duration_ms: float, outcome: str) -> None:
         if self._log.is_enabled and topics_of(event) != (CONTROL_LOG_TOPIC,):
@@ -91,8 +102,9 @@ class ControllerJournal:
 
     def leadership_changed(self, changes: Iterable[replica.LeadershipChange]) -> None:
         if self._log.is_enabled:
+            event, number, state, name = self.decision
             for tp, strategy, before, after in changes:
-                self._log.record(LeadershipChange(self.epoch, self._event, self._number, strategy, tp, before, after))
+                self._log.record(LeadershipChange(self.epoch, event, number, strategy, tp, before, after, state, name))
 
     def znodes_written(self, ops: Sequence[WriteOp], error: Exception | None, duration_ms: float) -> None:
         """A transaction was answered; `error` is None if it took effect."""
@@ -104,8 +116,10 @@ class ControllerJournal:
         listed = tuple(
             ListedOperation(_OPERATIONS[type(op)], op.path, getattr(op, "version", -1)) for op in ops[:MAX_LISTED]
         )
-        of = (self.epoch, self._event, self._number)
-        self._log.record(ZnodesWritten(*of, len(ops), listed, name, path, duration_ms))
+        event, number, state, state_name = self.decision
+        self._log.record(
+            ZnodesWritten(self.epoch, event, number, len(ops), listed, name, path, duration_ms, state, state_name)
+        )
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -115,9 +129,9 @@ class ControllerJournal:
         if not self._log.is_enabled:
             return
         summary, epoch = summary_of(broker_id, request), request.head.controller_epoch
-        self._log.record(RequestQueued(epoch, number, summary, queue_size))
+        self._log.record(RequestQueued(epoch, number, self.decision, summary, queue_size))
         if is_coalesced:
-            self._log.record(RequestCoalesced(epoch, number, summary))
+            self._log.record(RequestCoalesced(epoch, number, self.decision, summary))
 
     def request_sent(self, sending: Sending, attempt: int, queue_ms: float) -> None:
         if self._log.is_enabled and attempt.bit_count() == 1:
@@ -130,8 +144,11 @@ class ControllerJournal:
             self._log.record(RequestAcknowledged(*_sending(sending), summary, error, failed, round_trip_ms))
 
 
-def _sending(sending: Sending) -> tuple[int, int, int]:
-    return sending.request.head.controller_epoch, sending.send_number, sending.correlation_id
+def _sending(sending: Sending) -> tuple[int, int, int, Decision, tuple[int, ...]]:
+    decisions = sending.decisions
+    newest = decisions[-1] if decisions else NO_DECISION
+    numbers = tuple(decision.event_number for decision in decisions)
+    return sending.request.head.controller_epoch, sending.send_number, sending.correlation_id, newest, numbers
 
 
 def topics_of(event: ControllerEvent) -> tuple[str, ...]:

@@ -23,8 +23,10 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from dataclasses import field, replace
+from typing import NamedTuple
 from uuid import UUID
 
+from klamm.control_log.records import MAX_LISTED, Decision
 from klamm.controller.requests import (
     ControlRequest,
     EncodedStates,
@@ -44,11 +46,27 @@ from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, ZERO_UUID, To
 
 @lazy_dataclass(frozen=True, slots=True)
 class QueueItem:
-    """A request with the time and number of its oldest part."""
+    """A request with the time and number of its oldest part, and the decisions that were merged into it.
+
+    The newest decision is the last; the oldest ones are dropped from a long list.
+    """
 
     request: ControlRequest
     enqueue_s: float
     number: int
+    decisions: tuple[Decision, ...] = ()
+
+
+class _Update(NamedTuple):
+    """The waiting UpdateMetadata."""
+
+    number: int
+    enqueue_s: float
+    request: UpdateMetadataRequest
+    decisions: tuple[Decision, ...]
+
+    def item(self, request: UpdateMetadataRequest) -> QueueItem:
+        return QueueItem(request, self.enqueue_s, self.number, self.decisions)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -63,6 +81,7 @@ class _Phase:
     live_leaders: dict[int, LiveLeader] = field(default_factory=dict)
     stops: dict[TopicPartition, StopReplicaPartition] = field(default_factory=dict)
     encoded: EncodedStates = field(default_factory=dict)
+    decisions: tuple[Decision, ...] = ()
 
     def requests(self, head: RequestHead, limit: int) -> list[ControlRequest]:
         if self.stops:
@@ -77,6 +96,12 @@ class _Phase:
     def _ids_of(self, states: tuple[LeaderAndIsrPartition, ...]) -> tuple[tuple[str, UUID], ...]:
         topics = dict.fromkeys(state.partition.topic for state in states)
         return tuple((topic, self.topic_ids[topic]) for topic in topics if topic in self.topic_ids)
+
+
+def _with(decisions: tuple[Decision, ...], decision: Decision | None) -> tuple[Decision, ...]:
+    if decision is None or (decisions and decisions[-1] == decision):
+        return decisions
+    return (*decisions, decision)[-MAX_LISTED:]
 
 
 def _merged_stop(waiting: StopReplicaPartition | None, stop: StopReplicaPartition) -> StopReplicaPartition:
@@ -96,9 +121,10 @@ class RequestQueue:
         self._head: RequestHead | None = None
         self._ready: deque[QueueItem] = deque()
         self._ends: UpdateMetadataRequest | None = None
-        self._update: tuple[int, float, UpdateMetadataRequest] | None = None
+        self._update: _Update | None = None
         self._phases: deque[_Phase] = deque()
         self._number = 0
+        self._decision: Decision | None = None
         self.oldest_s: float | None = None
         self.oldest_number: int | None = None
         """Time and number of the oldest waiting request. Written on the control loop only; readable elsewhere."""
@@ -113,18 +139,22 @@ class RequestQueue:
         """Each of the three is in time order: the first is the oldest."""
         firsts = [(items[0].enqueue_s, items[0].number) for items in (self._ready, self._phases) if items]
         if self._update is not None:
-            firsts.append((self._update[1], self._update[0]))
+            firsts.append((self._update.enqueue_s, self._update.number))
         self.oldest_s = min((first[0] for first in firsts), default=None)
         self.oldest_number = min((first[1] for first in firsts), default=None)
 
-    def put(self, request: ControlRequest, now_s: float) -> None:
-        """Requests for another incarnation or of another term are never merged with waiting ones."""
+    def put(self, request: ControlRequest, now_s: float, decision: Decision | None = None) -> None:
+        """Requests for another incarnation or of another term are never merged with waiting ones.
+
+        `decision` is the event that created the request, for the control log.
+        """
         if request.head != self._head:
             while self._update is not None or self._phases:
                 self._ready.extend(self._take_oldest())
             self._head = request.head
         before = len(self)
         self._number += 1
+        self._decision = decision
         if isinstance(request, UpdateMetadataRequest):
             self._put_update(request, now_s)
         elif isinstance(request, LeaderAndIsrRequest):
@@ -151,39 +181,40 @@ class RequestQueue:
         if self._head is None:
             raise IndexError("nothing waits")
         update = self._update
-        if update is not None and (not self._phases or update[0] < self._phases[0].number):
+        if update is not None and (not self._phases or update.number < self._phases[0].number):
             ends, self._ends = self._ends, None
             if ends is not None:
-                return [QueueItem(ends, update[1], update[0])]
+                return [update.item(ends)]
             self._update = None
             for phase in self._phases:
                 phase.behind_update = False
-            return [QueueItem(part, update[1], update[0]) for part in update[2].slices(self._max_partitions)]
+            return [update.item(part) for part in update.request.slices(self._max_partitions)]
         phase = self._phases.popleft()
         requests = phase.requests(self._head, self._max_partitions)
-        return [QueueItem(request, phase.enqueue_s, phase.number) for request in requests]
+        return [QueueItem(request, phase.enqueue_s, phase.number, phase.decisions) for request in requests]
 
     # --- merging -----------------------------------------------------------------------------------------------------
 
     def _put_update(self, request: UpdateMetadataRequest, now_s: float) -> None:
         """An unmerged request stays the object that all brokers share."""
         if self._update is None:
-            self._update = (self._number, now_s, request)
+            self._update = _Update(self._number, now_s, request, _with((), self._decision))
             return
         self._split_ends(request)
-        number, enqueue_s, waiting = self._update
+        number, enqueue_s, waiting, decisions = self._update
         partitions = {state.partition: state for state in waiting.body.partitions}
         partitions.update((state.partition, state) for state in request.body.partitions)
         ended = {s.partition.topic for s in waiting.body.partitions if s.leader == LEADER_DURING_DELETE}
         ids = dict(waiting.body.topic_ids)
         ids.update(pair for pair in request.body.topic_ids if pair[0] not in ended)
         body = UpdateMetadataBody(tuple(partitions.values()), tuple(ids.items()), request.body.live_brokers)
-        self._update = (number, enqueue_s, UpdateMetadataRequest(request.head, body))
+        merged = UpdateMetadataRequest(request.head, body)
+        self._update = _Update(number, enqueue_s, merged, _with(decisions, self._decision))
 
     def _split_ends(self, request: UpdateMetadataRequest) -> None:
         """Send the queued deletions of topics that `request` creates again before it, in a request of their own."""
         assert self._update is not None
-        number, enqueue_s, waiting = self._update
+        waiting = self._update.request
         ended = [state for state in waiting.body.partitions if state.leader == LEADER_DURING_DELETE]
         back = {s.partition.topic for s in request.body.partitions if s.leader != LEADER_DURING_DELETE} if ended else ()
         ended = [state for state in ended if state.partition.topic in back]
@@ -199,7 +230,7 @@ class RequestQueue:
         kept = tuple(s for s in waiting.body.partitions if s.partition.topic not in topics)
         kept_ids = tuple(pair for pair in waiting.body.topic_ids if pair[0] not in topics)
         body = UpdateMetadataBody(kept, kept_ids, waiting.body.live_brokers)
-        self._update = (number, enqueue_s, UpdateMetadataRequest(request.head, body))
+        self._update = self._update._replace(request=UpdateMetadataRequest(request.head, body))
 
     def _put_states(self, request: LeaderAndIsrRequest, now_s: float) -> None:
         ids = dict(request.topic_ids)
@@ -221,6 +252,7 @@ class RequestQueue:
             used[id(phase)] = phase
         for phase in used.values():
             phase.encoded = {}
+            phase.decisions = _with(phase.decisions, self._decision)
             phase.live_leaders.update((leader.id, leader) for leader in request.live_leaders)
 
     def _put_first_states(self, request: LeaderAndIsrRequest, ids: dict[str, UUID], now_s: float) -> None:
@@ -249,6 +281,7 @@ class RequestQueue:
             earlier = self._drop_all(tp) if stop.delete else None
             phase = self._phase_for_stop(tp, stop.delete) or self._new_phase(now_s)
             phase.stops[tp] = _merged_stop(earlier or phase.stops.get(tp), stop)
+            phase.decisions = _with(phase.decisions, self._decision)
 
     def _phase_for_stop(self, tp: TopicPartition, delete: bool) -> _Phase | None:
         found = None
@@ -292,5 +325,6 @@ class RequestQueue:
 
     def _new_phase(self, now_s: float) -> _Phase:
         phase = _Phase(self._number, now_s, behind_update=self._update is not None)
+        phase.decisions = _with((), self._decision)
         self._phases.append(phase)
         return phase

@@ -85,7 +85,8 @@ class Channel:
     def send(self, request: ControlRequest) -> None:
         self._twins.put(request)
         coalesced = self._queue.coalesced
-        self._queue.put(request, self._world.scheduler.monotonic())
+        decision = None if self._recorder is None else self._recorder.decision
+        self._queue.put(request, self._world.scheduler.monotonic(), decision)
         if self._recorder is not None:
             self._recorder.queued(request, len(self._queue), self._queue.coalesced > coalesced)
         self._pump()
@@ -101,7 +102,7 @@ class Channel:
             self._in_flight = request = item.request
             self._queue_ms = (self._world.scheduler.monotonic() - item.enqueue_s) * 1000
             if self._recorder is not None:
-                self._recorder.taken()
+                self._recorder.taken(item.decisions)
             self._twins.taken(request, is_last=not len(self._queue), coalesced=self._queue.coalesced)
             self._transmit(request)
 

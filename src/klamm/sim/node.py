@@ -403,7 +403,7 @@ class Node:
                 self.when_awake(lambda: self.put(event, cause="response"))
 
         recording = self.world.recording
-        recorder = None if recording is None else ChannelJournal(recording, self.journal.log, self.id, target.id)
+        recorder = None if recording is None else ChannelJournal(recording, self.journal, self.id, target.id)
         return Channel(self.world, self.id, target.id, target.endpoints, on_event, recorder)
 
     def _fire(self, generation: int, timers: int, event: ControllerEvent, cause: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from klamm.control_log import NO_CONTROL_LOG, Entry, to_json
-from klamm.control_log.records import ControlRecord, ListedPartition, MetadataApplied, RoleChanged, first
+from klamm.control_log.records import ControlRecord, Decision, ListedPartition, MetadataApplied, RoleChanged, first
 from klamm.controller.effects import ActiveControllerChanged, Effect, LeadershipChanged, ZkMulti
 from klamm.controller.events import AlterPartition, ControllerEvent
 from klamm.controller.journal import ControllerJournal, Sending, summary_of
@@ -89,6 +89,8 @@ class NodeJournal:
         self._broker_id = broker_id
         self._scheduler = scheduler
         self.log = ControllerJournal(NO_CONTROL_LOG if recording is None else _Log(recording, broker_id))
+        self.correlation_ids: dict[int, int] = {}
+        """The last one per broker; they continue when a channel is replaced."""
         self._waiting: deque[tuple[ControllerEvent, int, int]] = deque()
         self._count = 0
         self._current: tuple[ControllerEvent, int, int] | None = None
@@ -157,7 +159,10 @@ class SendRecorder(Protocol):
 
     def queued(self, request: ControlRequest, queue_size: int, is_coalesced: bool) -> None: ...
 
-    def taken(self) -> None: ...
+    @property
+    def decision(self) -> Decision: ...
+
+    def taken(self, decisions: tuple[Decision, ...]) -> None: ...
 
     def sent(self, request: ControlRequest, queue_ms: float) -> None: ...
 
@@ -169,30 +174,38 @@ class SendRecorder(Protocol):
 class ChannelJournal:
     """The records of one channel, from the queue of the controller to the broker's answer."""
 
-    def __init__(self, recording: Recording, journal: ControllerJournal, source: int, target: int) -> None:
+    def __init__(self, recording: Recording, journal: NodeJournal, source: int, target: int) -> None:
         self._recording = recording
-        self._journal = journal
+        self._journal = journal.log
+        self._correlation_ids = journal.correlation_ids
         self._source = source
         self._target = target
         self._put_count = self._send_number = self._attempt = self._sent_ms = 0
-        self._correlation_id = -1
+        self._correlation_id = self._correlation_ids.get(target, -1)
+        self._decisions: tuple[Decision, ...] = ()
         self._updates = 0
 
     def queued(self, request: ControlRequest, queue_size: int, is_coalesced: bool) -> None:
         self._put_count += 1
         self._journal.request_queued(self._target, request, self._put_count, queue_size, is_coalesced)
 
-    def taken(self) -> None:
+    @property
+    def decision(self) -> Decision:
+        return self._journal.decision
+
+    def taken(self, decisions: tuple[Decision, ...]) -> None:
         self._send_number += 1
+        self._decisions = decisions
         self._attempt = 0
 
     def sent(self, request: ControlRequest, queue_ms: float) -> None:
         self._attempt += 1
         self._correlation_id += 1
+        self._correlation_ids[self._target] = self._correlation_id
         self._journal.request_sent(self._sending(request), self._attempt, queue_ms)
 
     def _sending(self, request: ControlRequest) -> Sending:
-        return Sending(self._target, request, self._send_number, self._correlation_id)
+        return Sending(self._target, request, self._send_number, self._correlation_id, self._decisions)
 
     def delivered(self, request: ControlRequest, response: ControlResponse, broker: BrokerModel) -> None:
         """The request has reached the broker, which obeys or refuses it."""

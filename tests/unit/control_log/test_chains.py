@@ -31,6 +31,38 @@ def test_an_election_is_explained_from_its_cause_to_the_last_broker() -> None:
     assert chain.steps[-1].kind == "applied" and chain.total_ms > 20
 
 
+def test_a_decision_its_requests_and_their_effects_join_on_keys() -> None:
+    """As docs/reference/control-log.md describes them, without the contents of the requests."""
+    found = records(["250.create.orders.1", "260.create.events.2", "700.kill.1", "900.start.1", "1100.kill.2"])
+    elections = [it for it in found if it["kind"] == "election" and it["strategy"] in ("initial", "offline")]
+    assert {it["topic"] for it in elections} == {"orders", "events"}
+    for election in elections:
+        assert election["state_name"] in ("TopicChange", "BrokerChange", "ControllerChange")
+        requests = [
+            it
+            for it in found
+            if it["kind"] == "request_sent"
+            and it["broker_id"] == election["broker_id"]
+            and election["number"] in it["event_numbers"]
+        ]
+        apis = {it["api"] for it in requests}
+        assert apis == {"LeaderAndIsr", "UpdateMetadata"}
+        keys = {(it["controller_epoch"], it["target"], it["correlation_id"]) for it in requests}
+        assert len(keys) == len(requests), "a key names one attempt"
+        effects = [
+            it
+            for it in found
+            if it["kind"] in ("metadata_applied", "role_changed")
+            and (it["controller_epoch"], it["broker_id"], it["correlation_id"]) in keys
+        ]
+        roles = [(it["topic"], it["partition"]) for it in effects if it["kind"] == "role_changed"]
+        assert (election["topic"], election["partition"]) in roles
+        listed = [part for it in effects if it["kind"] == "metadata_applied" for part in it["partitions"]]
+        assert {part["leader_epoch"] for part in listed if part["topic"] == election["topic"]} == {
+            election["leader_epoch"]
+        }
+
+
 def test_the_order_of_the_records_does_not_matter() -> None:
     """Each broker writes its own records; the topic has them in the order of writing."""
     found = records(DEATH)

@@ -16,6 +16,7 @@ from klamm.control_log.records import (
     MAX_LISTED,
     ControllerChanged,
     ControlRecord,
+    Decision,
     EventDone,
     EventQueued,
     EventStarted,
@@ -39,6 +40,7 @@ from tests.support.source_tree import ROOT
 TP = TopicPartition("orders", 0)
 LISTED = (ListedPartition("orders", 0, 2, 5),)
 REQUEST = RequestSummary("LeaderAndIsr", 3, 41, 1, LISTED)
+DECISION = Decision("BrokerChange", 15, 2, "BrokerChange")
 OPERATIONS = (
     ListedOperation("check", "/controller_epoch", 7),
     ListedOperation("set", "/brokers/topics/orders/partitions/0/state", 8),
@@ -50,14 +52,14 @@ SAMPLES: tuple[ControlRecord, ...] = (
     EventStarted(7, "CreateTopics", 12, 0.221, 3, "TopicChange"),
     EventDone(7, "CreateTopics", 12, 6.5, "done", 3, "TopicChange"),
     ControllerChanged(7, 2),
-    LeadershipChange(7, "BrokerChange", 15, "offline", TP, BEFORE, AFTER),
-    LeadershipChange(7, "BrokerChange", 15, "", TP, LeaderAndIsr(1, 3, (1, 2, 3), 7), BEFORE),
-    LeadershipChange(7, "AlterPartition", 19, "", TP, AFTER, LeaderAndIsr(2, 5, (2, 3, 1), 10)),
-    RequestQueued(7, 30, REQUEST, 1),
-    RequestCoalesced(7, 30, REQUEST),
-    RequestSent(7, 28, 57, 1, REQUEST, 0.4),
-    RequestAcknowledged(7, 28, 57, REQUEST, "NONE", 0, 2.839),
-    ZnodesWritten(7, "BrokerChange", 15, 2, OPERATIONS, "BadVersion", "/controller_epoch", 3.2),
+    LeadershipChange(7, "BrokerChange", 15, "offline", TP, BEFORE, AFTER, 2, "BrokerChange"),
+    LeadershipChange(7, "BrokerChange", 15, "", TP, LeaderAndIsr(1, 3, (1, 2, 3), 7), BEFORE, 2, "BrokerChange"),
+    LeadershipChange(7, "AlterPartition", 19, "", TP, AFTER, LeaderAndIsr(2, 5, (2, 3, 1), 10), 9, "IsrChange"),
+    RequestQueued(7, 30, DECISION, REQUEST, 1),
+    RequestCoalesced(7, 30, DECISION, REQUEST),
+    RequestSent(7, 28, 57, DECISION, (14, 15), 1, REQUEST, 0.4),
+    RequestAcknowledged(7, 28, 57, DECISION, (14, 15), REQUEST, "NONE", 0, 2.839),
+    ZnodesWritten(7, "BrokerChange", 15, 2, OPERATIONS, "BadVersion", "/controller_epoch", 3.2, 2, "BrokerChange"),
     MetadataApplied(7, 2, 58, 44, (1, 2, 3), 1, LISTED),
     RoleChanged(7, 57, TP, "leader", 5),
     RequestFailed(7, "DescribeConfigs", 4, 12, "admin-1", "127.0.0.1:9092-127.0.0.1:51312-7", "KeyError('orders')", 1),
@@ -98,9 +100,11 @@ def test_no_other_kind_is_documented() -> None:
 def test_an_election_says_who_led_before_and_whether_records_may_be_lost() -> None:
     clean = as_written(SAMPLES[4])
     assert (clean["kind"], clean["leader"], clean["isr"], clean["unclean"]) == ("election", 2, [2, 3], False)
-    unclean = LeadershipChange(7, "BrokerChange", 15, "offline", TP, LeaderAndIsr(1, 4, (1,)), LeaderAndIsr(2, 5, (2,)))
+    unclean = LeadershipChange(
+        7, "BrokerChange", 15, "offline", TP, LeaderAndIsr(1, 4, (1,)), LeaderAndIsr(2, 5, (2,)), 2, "BrokerChange"
+    )
     assert as_written(unclean)["unclean"] is True
-    new = as_written(LeadershipChange(7, "CreateTopics", 15, "initial", TP, None, AFTER))
+    new = as_written(LeadershipChange(7, "CreateTopics", 15, "initial", TP, None, AFTER, 3, "TopicChange"))
     assert (new["previous_leader"], new["previous_isr"], new["unclean"]) == (-1, [], False)
 
 

@@ -166,6 +166,7 @@ def test_states_that_are_read_are_no_changes() -> None:
     first, second = recorded(buffer)
     assert isinstance(first, LeadershipChange) and isinstance(second, LeadershipChange)
     assert (first.KIND, first.event, first.number) == ("isr_change", "BrokerChange", 9)
+    assert (first.state, first.state_name) == (2, "BrokerChange")
     assert (second.KIND, second.strategy, second.after.leader) == ("election", "offline", 2)
 
 
@@ -244,6 +245,65 @@ def test_requests_have_the_correlation_ids_that_the_broker_received() -> None:
         sent = [r.correlation_id for r in records if isinstance(r, RequestSent)]
         assert sent == broker.correlation_ids == [0, 1, 2]
         assert [r.correlation_id for r in records if isinstance(r, RequestAcknowledged)] == [1, 2]
+
+    run(scenario)
+
+
+def test_requests_name_the_events_that_were_merged_into_them() -> None:
+    async def scenario() -> None:
+        told, buffer = journal()
+        clock = SystemClock()
+        answered = asyncio.Event()
+        channels = ControllerChannelManager(
+            ControllerConfig(0),
+            clock=clock,
+            metrics=MetricsRegistry(clock),
+            on_event=lambda _: answered.set(),
+            journal=told,
+        )
+        async with FakeBroker(1) as broker:
+            channels.add_broker(broker.endpoints)
+            for number, event in ((7, BrokerChange()), (8, BrokerChange()), (9, DeleteTopics(("a",)))):
+                told.event_started(event, number, 0.0)
+                channels.send_request(1, UpdateMetadataRequest(HEAD, UpdateMetadataBody((), (), ())))
+            told.event_started(CreateTopics(()), 10, 0.0)  # the sender's turn comes during a later event
+            await answered.wait()
+            await channels.shutdown()
+        records = recorded(buffer)
+        queued = [record.decision for record in records if isinstance(record, RequestQueued)]
+        assert [(it.event, it.event_number, it.state_name) for it in queued] == [
+            ("BrokerChange", 7, "BrokerChange"),
+            ("BrokerChange", 8, "BrokerChange"),
+            ("DeleteTopics", 9, "TopicDeletion"),
+        ]
+        coalesced = [record.decision.event_number for record in records if isinstance(record, RequestCoalesced)]
+        assert coalesced == [8, 9]
+        for kind in (RequestSent, RequestAcknowledged):
+            (record,) = (record for record in records if isinstance(record, kind))
+            assert record.event_numbers == (7, 8, 9) and record.decision == queued[-1]
+
+    run(scenario)
+
+
+def test_correlation_ids_continue_when_a_broker_returns() -> None:
+    """With the same controller epoch, two requests to one broker never have the same id."""
+
+    async def scenario() -> None:
+        told, buffer = journal()
+        clock = SystemClock()
+        answered: asyncio.Queue[ControllerEvent] = asyncio.Queue()
+        channels = ControllerChannelManager(
+            ControllerConfig(0), clock=clock, metrics=MetricsRegistry(clock), on_event=answered.put_nowait, journal=told
+        )
+        async with FakeBroker(1) as broker:
+            for _ in range(2):
+                channels.add_broker(broker.endpoints)
+                channels.send_request(1, UpdateMetadataRequest(HEAD, UpdateMetadataBody((), (), ())))
+                await answered.get()
+                channels.remove_broker(1)
+            await channels.shutdown()
+        sent = [record.correlation_id for record in recorded(buffer) if isinstance(record, RequestSent)]
+        assert sent == broker.correlation_ids == [0, 1]
 
     run(scenario)
 

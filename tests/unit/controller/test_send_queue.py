@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.apis.update_metadata import to_update
+from klamm.control_log.records import MAX_LISTED, Decision
 from klamm.controller.config import InterBrokerProtocol
 from klamm.controller.control_wire import encode_request
 from klamm.controller.requests import (
@@ -269,6 +270,31 @@ def test_the_end_of_a_topic_is_told_before_its_name_comes_back() -> None:
         queue.put(controller.make(kind, PARTITIONS[:1], number), 0.0)
     told = [queue.take().request for _ in range(len(queue))]
     assert [[s.leader for s in request.body.partitions] for request in told] == [[-2, -2], [2]]  # type: ignore[union-attr]
+
+
+def decisions(*numbers: int) -> tuple[Decision, ...]:
+    return tuple(Decision("BrokerChange", number, 2, "BrokerChange") for number in numbers)
+
+
+def test_a_request_knows_the_decisions_that_were_merged_into_it() -> None:
+    queue, controller = RequestQueue(), Controller()
+    for number, kind in enumerate(("new epoch", "update", "new epoch", "new epoch", "stop", "update"), 1):
+        queue.put(controller.make(kind, PARTITIONS, number), 0.0, *decisions(number))
+    taken = [(type(item.request).__name__, item.decisions) for item in (queue.take() for _ in range(len(queue)))]
+    assert taken == [
+        ("LeaderAndIsrRequest", decisions(1)),
+        ("UpdateMetadataRequest", decisions(2, 6)),
+        ("LeaderAndIsrRequest", decisions(3, 4)),
+        ("StopReplicaRequest", decisions(5)),
+    ]
+
+
+def test_the_list_of_merged_decisions_is_bounded() -> None:
+    queue, controller = RequestQueue(), Controller()
+    for number in range(100):
+        queue.put(controller.make("update", PARTITIONS, number), 0.0, *decisions(number))
+        queue.put(controller.make("update", PARTITIONS, number), 0.0, *decisions(number))
+    assert queue.take().decisions == decisions(*range(100 - MAX_LISTED, 100))
 
 
 def test_another_incarnation_is_never_merged() -> None:
