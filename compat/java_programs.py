@@ -140,13 +140,18 @@ class CommittedReader:
         self.count = 0
 
     def read_until(self, count: int, check: Callable[[], None]) -> None:
-        """Read until there are `count` records; `check` is called meanwhile and may raise."""
+        """Read until there are `count` records; `check` is called meanwhile and may raise.
+
+        Fails if no record comes for a long time. How long all of them take depends on the machine.
+        """
         deadline = time.monotonic() + WAIT_S
         while self.count < count:
-            if not self._poll(1.0):
+            if self._poll(1.0):
+                deadline = time.monotonic() + WAIT_S
+            else:
                 check()
             if time.monotonic() > deadline:
-                raise KlammError(f"{self.count} of {count} records were committed in {WAIT_S:g} s")
+                raise KlammError(f"{self.count} of {count} records were committed, and none in the last {WAIT_S:g} s")
 
     def read_rest(self) -> None:
         """Read what is still coming, until nothing came for a moment."""
