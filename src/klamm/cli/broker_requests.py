@@ -11,6 +11,7 @@ from klamm.cli.output import Failure
 from klamm.client.blocking_connection import Address, BlockingConnection, ask_once, connected
 
 if TYPE_CHECKING:
+    from klamm.client.connection_pool import ClientConfig
     from klamm.protocol.wire import Message
 
 R = TypeVar("R", bound="Message")
@@ -42,3 +43,11 @@ def ask_any(servers: str, request: Message, version: int, response: type[R]) -> 
         except OSError:
             continue
     raise Failure(unreachable(servers))
+
+
+def cli_client_config(servers: str, client_id: str = CLIENT_ID) -> ClientConfig:
+    """Return the settings of klamm's own client for these servers, with the command's credentials."""
+    from klamm.client.connection_pool import ClientConfig
+
+    addresses = tuple(parse_address(server) for server in servers.split(","))
+    return ClientConfig(addresses, client_id=client_id, software_name=client_id, security=command_config.security)

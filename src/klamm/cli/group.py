@@ -9,6 +9,7 @@ import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, admin_client, cluster_metadata, result, results
 from klamm.cli.output import fail, note, say, table
+from klamm.client.reset_rules import Bounds, ResetTarget, new_offsets
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
@@ -226,33 +227,31 @@ def _goals(
     """Return new offsets, limited to the range of the log."""
     from confluent_kafka.admin import OffsetSpec
 
-    to_earliest, to_latest, to_offset, to_datetime, shift_by = target
+    _, _, to_offset, to_datetime, shift_by = target
     earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     first, last = _known(_list_offsets(admin, partitions, earliest)), _known(_list_offsets(admin, partitions))
+    at_time: Offsets = {}
+    if to_datetime is not None:
+        at_time = _list_offsets(admin, partitions, OffsetSpec.for_timestamp(int(to_datetime.timestamp() * 1000)))
+    bounds = {tp: Bounds(first[tp], last[tp]) for tp in first.keys() & last.keys()}
+    value = next((each for each in (to_offset, shift_by) if each is not None), 0)
+    found = new_offsets(_target(target), value, partitions, committed, bounds, at_time)
+    for tp, new in found.items():
+        if new.is_cut:
+            has = f"{bounds[tp].first} to {bounds[tp].end}"
+            note(f"{tp[0]}-{tp[1]}: there is no offset {new.wanted}, it has {has}; cut to {new.offset}.")
+    return {tp: new.offset for tp, new in found.items()}
+
+
+def _target(target: tuple[bool, bool, int | None, datetime | None, int | None]) -> ResetTarget:
+    to_earliest, to_latest, to_offset, to_datetime, _ = target
     if to_earliest:
-        goals = first
-    elif to_latest:
-        goals = last
-    elif to_datetime is not None:
-        stamp = OffsetSpec.for_timestamp(int(to_datetime.timestamp() * 1000))
-        goals = {
-            tp: offset if offset >= 0 else last[tp]
-            for tp, offset in _list_offsets(admin, partitions, stamp).items()
-            if tp in last
-        }
-    elif to_offset is not None:
-        goals = dict.fromkeys(partitions, to_offset)
-    else:
-        assert shift_by is not None
-        goals = {tp: committed.get(tp, first.get(tp, 0)) + shift_by for tp in partitions}
-    return {tp: _within(tp, offset, first[tp], last[tp]) for tp, offset in goals.items() if tp in first and tp in last}
-
-
-def _within(tp: tuple[str, int], offset: int, first: int, last: int) -> int:
-    cut = min(max(offset, first), last)
-    if cut != offset:
-        note(f"{tp[0]}-{tp[1]}: there is no offset {offset}, it has {first} to {last}; cut to {cut}.")
-    return cut
+        return ResetTarget.EARLIEST
+    if to_latest:
+        return ResetTarget.LATEST
+    if to_datetime is not None:
+        return ResetTarget.TIME
+    return ResetTarget.SHIFT if to_offset is None else ResetTarget.OFFSET
 
 
 def _commit(admin: AdminClient, group: str, offsets: Offsets) -> None:

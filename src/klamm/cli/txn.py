@@ -13,7 +13,7 @@ from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
 from klamm.cli.output import fail, note, say, table
 
 if TYPE_CHECKING:
-    from klamm.cli.transactions import Description, OpenTransaction, Transactions
+    from klamm.client.cluster_transactions import Description, OpenTransaction, Transactions
 
 app = typer.Typer(help="Inspect transactions, and abort those that hang.", no_args_is_help=True)
 
@@ -188,9 +188,10 @@ def _abort_in_log(
 
 
 def _transactions(servers: str, timeout_s: float) -> Transactions:
-    from klamm.cli.transactions import Transactions
+    from klamm.cli.broker_requests import cli_client_config
+    from klamm.client.cluster_transactions import Transactions
 
-    return Transactions(servers, timeout_s)
+    return Transactions(cli_client_config(servers), timeout_s)
 
 
 def _described(transactions: Transactions, transactional_id: str) -> Description:

@@ -147,7 +147,7 @@ class ClusterClient:
     def metadata(self, topics: Iterable[str] | None) -> ClusterState:
         """Return the state of these topics, of all topics if None. Topics that do not exist are left out."""
         request = metadata_request(topics)
-        return self._metadata.learn(self.retry("metadata", lambda: self._any_broker().ask(request, MetadataResponse)))
+        return self._metadata.learn(self.retry("metadata", lambda: self.any_broker().ask(request, MetadataResponse)))
 
     def topics(self, names: Iterable[str] | None = None, pattern: str | None = None) -> dict[str, list[int]]:
         """Return the partitions of the named topics that exist, or of the topics whose name contains the pattern.
@@ -170,7 +170,7 @@ class ClusterClient:
         request = metadata_request([topic], creates=True)
 
         def attempt() -> int:
-            state = self._metadata.learn(self._any_broker().ask(request, MetadataResponse))
+            state = self._metadata.learn(self.any_broker().ask(request, MetadataResponse))
             if topic not in state.topics:
                 raise UnknownTopicError(f"{topic} does not exist.")
             if not state.topics[topic].partitions:
@@ -204,11 +204,12 @@ class ClusterClient:
         """Return the leader; request metadata if it is unknown. Raises RetriableError if there is none."""
         leader = self._metadata.known_leader(tp)
         if leader is None:
-            response = self._any_broker().ask(metadata_request([tp.topic]), MetadataResponse)
+            response = self.any_broker().ask(metadata_request([tp.topic]), MetadataResponse)
             leader = self._metadata.leader_in(tp, self._metadata.learn(response))
         return leader
 
-    def _any_broker(self) -> BlockingConnection:
+    def any_broker(self) -> BlockingConnection:
+        """Return a free connection to any broker. Raises OSError."""
         addresses: tuple[Address, ...] = (*self._metadata.brokers.values(), *self.config.bootstrap)
         return self._pool.get_any(addresses, self._request_ms)
 
@@ -387,7 +388,7 @@ class ClusterClient:
 
     def coordinators(self, keys: Iterable[str], key_type: int) -> dict[str, Address]:
         """Return the coordinator of each group or transactional id. One attempt. Raises RetriableError or OSError."""
-        broker = self._any_broker()
+        broker = self.any_broker()
         if broker.version(FindCoordinatorRequest) < _BATCHED_COORDINATORS:
             return {key: self._one_coordinator(broker, key, key_type) for key in keys}
         request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=list(keys))

@@ -24,6 +24,8 @@ _MISSING: Final = (
 class PartitionState:
     leader: int
     leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -72,7 +74,12 @@ class ClusterMetadata:
                 continue
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
                 raise ClientError(f"Topic {name} cannot be read: {error_name(topic.error_code)}.")
-            partitions = {p.partition_index: PartitionState(p.leader_id, p.leader_epoch) for p in topic.partitions}
+            partitions = {
+                p.partition_index: PartitionState(
+                    p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes)
+                )
+                for p in topic.partitions
+            }
             topic_id = topic.topic_id if topic.topic_id != ZERO_UUID else None
             topics[name] = TopicState(topic_id, partitions, topic.is_internal)
             if topic_id is not None:

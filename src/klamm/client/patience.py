@@ -74,6 +74,9 @@ INTERNAL_TOPICS: Final = Patience(30_000, backoff_ms=20, request_ms=10_000)
 CLI_REQUEST: Final = Patience(10_000, request_ms=10_000)
 """One request of a CLI command to one broker."""
 
+VIEWER_QUESTION: Final = Patience(5_000, request_ms=2_000)
+"""A question of the viewer: the page shows what is known, and asks again."""
+
 
 @lazy_dataclass(frozen=True, slots=True)
 class Polling:

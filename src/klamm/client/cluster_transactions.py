@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
-from klamm.cli.broker_requests import CLIENT_ID, connect
-from klamm.cli.client import TIMEOUT_S
-from klamm.cli.controller import metadata
-from klamm.cli.output import fail
-from klamm.client.blocking_connection import Address
-from klamm.client.client_errors import error_name, is_retriable
+from klamm.client.blocking_connection import Address, connected
+from klamm.client.client_errors import (
+    ClientError,
+    RetriableError,
+    UnknownTopicError,
+    UnreachableError,
+    error_name,
+    is_retriable,
+)
+from klamm.client.cluster_metadata import metadata_request
+from klamm.client.connection_pool import ClientConfig
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.describe_producers import (
@@ -43,6 +48,9 @@ _MARKERS: Final = 1
 """WriteTxnMarkers v1: an operator does not know the transaction's version, which v2 carries."""
 _PARTITIONS_PER_REQUEST: Final = 500
 _PAUSE_S: Final = 0.1
+_METADATA: Final = 9
+REQUEST_S: Final = 10.0
+"""The longest wait for one connection and for one response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,25 @@ def hanging(
 
 
 class Transactions:
-    """The transactions of a cluster. A request is repeated for `timeout_s` while coordinators or leaders move."""
+    """The transactions of a cluster. A request is repeated for `timeout_s` while coordinators or leaders move.
 
-    def __init__(self, servers: str, timeout_s: float) -> None:
-        self._servers = servers
+    With `on_problem`, lists leave out brokers that do not answer and report them there; otherwise they raise.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        timeout_s: float,
+        *,
+        request_s: float = REQUEST_S,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config = config
         self._timeout_s = timeout_s
+        self._request_s = request_s
+        self._on_problem = on_problem
+        self._answered: Address | None = None
+        """The broker that answered last: it is asked first, so that a silent one costs its time once."""
 
     def listings(
         self,
@@ -112,11 +134,15 @@ class Transactions:
         )
         found: list[Listing] = []
         for broker_id, address in sorted(self._brokers().items()):
-            answer = self._until_served(
-                partial(_list, address, request), f"Broker {broker_id} did not list its transactions"
-            )
+            try:
+                answer = self._until_served(
+                    partial(self._list, address, request), f"Broker {broker_id} did not list its transactions"
+                )
+            except ClientError as error:
+                self._report(error)
+                continue
             if answer.unknown_state_filters:
-                fail(f"{answer.unknown_state_filters[0]!r} is not a state of a transaction.")
+                _fail(f"{answer.unknown_state_filters[0]!r} is not a state of a transaction.")
             found += [
                 Listing(each.transactional_id, broker_id, each.producer_id, each.transaction_state)
                 for each in answer.transaction_states
@@ -129,7 +155,7 @@ class Transactions:
 
         def attempt() -> Description | None:
             coordinator, address = self._coordinator(transactional_id)
-            answer = _ask(address, request, DescribeTransactionsResponse)
+            answer = self._ask(address, request, DescribeTransactionsResponse)
             (state,) = answer.transaction_states
             if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 return None
@@ -154,7 +180,7 @@ class Transactions:
         view = self._metadata(topic)
         addresses = {node.node_id: (node.host, node.port) for node in view.brokers}
         if broker_id is not None and broker_id not in addresses:
-            fail(f"There is no live broker {broker_id}.")
+            _fail(f"There is no live broker {broker_id}.")
         by_broker: dict[int, list[TopicPartition]] = {}
         for each in view.topics:
             for part in each.partitions:
@@ -164,16 +190,21 @@ class Transactions:
                     at = part.leader_id if broker_id is None else broker_id
                     by_broker.setdefault(at, []).append(TopicPartition(str(each.name), part.partition_index))
         if partition is not None and not by_broker and broker_id is None:
-            fail(f"Topic {topic} has no partition {partition}.")
+            _fail(f"Topic {topic} has no partition {partition}.")
         found: list[OpenTransaction] = []
         for at, partitions in sorted(by_broker.items()):
-            if at not in addresses:
-                fail(
-                    f"{partitions[0]} has no leader, so its transactions are not known. Pass --broker-id of a replica."
-                )
-            for start in range(0, len(partitions), _PARTITIONS_PER_REQUEST):
-                found += self._producers(addresses[at], partitions[start : start + _PARTITIONS_PER_REQUEST])
+            try:
+                found += self._producers_at(addresses.get(at), partitions)
+            except ClientError as error:
+                self._report(error)
         return sorted(found, key=lambda each: (each.partition, each.start_offset))
+
+    def _producers_at(self, address: Address | None, partitions: Sequence[TopicPartition]) -> list[OpenTransaction]:
+        if address is None:
+            _fail(f"{partitions[0]} has no leader, so its transactions are not known. Pass --broker-id of a replica.")
+        slices = range(0, len(partitions), _PARTITIONS_PER_REQUEST)
+        parts = (partitions[start : start + _PARTITIONS_PER_REQUEST] for start in slices)
+        return [each for part in parts for each in self._producers(address, part)]
 
     def _producers(self, address: Address, partitions: Collection[TopicPartition]) -> list[OpenTransaction]:
         topics: dict[str, list[int]] = {}
@@ -184,7 +215,7 @@ class Transactions:
         )
 
         def attempt() -> list[OpenTransaction]:
-            answer = _ask(address, request, DescribeProducersResponse)
+            answer = self._ask(address, request, DescribeProducersResponse)
             found = []
             for topic in answer.topics:
                 for part in topic.partitions:
@@ -227,7 +258,7 @@ class Transactions:
         request = WriteTxnMarkersRequest(markers=[marker])
 
         def attempt() -> None:
-            answer = _ask(self._leader(tp), request, WriteTxnMarkersResponse, _MARKERS)
+            answer = self._ask(self._leader(tp), request, WriteTxnMarkersResponse, _MARKERS)
             for row in (row for each in answer.markers for topic in each.topics for row in topic.partitions):
                 _check(row.error_code)
 
@@ -242,9 +273,9 @@ class Transactions:
 
         def attempt() -> int:
             _, address = self._coordinator(transactional_id)
-            answer = _ask(address, request, InitProducerIdResponse)
+            answer = self._ask(address, request, InitProducerIdResponse)
             if answer.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
-                raise _NotYet("the transaction is being aborted")
+                raise RetriableError("the transaction is being aborted")
             _check(answer.error_code)
             return answer.producer_epoch
 
@@ -253,15 +284,27 @@ class Transactions:
     # --- brokers ---------------------------------------------------------------------------------------------------
 
     def _brokers(self) -> dict[int, Address]:
-        _, view = metadata(self._servers, ())
-        return {node.node_id: (node.host, node.port) for node in view.brokers}
+        return {node.node_id: (node.host, node.port) for node in self._view(()).brokers}
 
     def _metadata(self, topic: str | None) -> MetadataResponse:
-        _, view = metadata(self._servers, None if topic is None else (topic,))
+        view = self._view(None if topic is None else (topic,))
         for each in view.topics:
             if each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                fail(f"There is no topic {each.name}.")
+                raise UnknownTopicError(f"There is no topic {each.name}.")
         return view
+
+    def _view(self, topics: Iterable[str] | None) -> MetadataResponse:
+        """Return the metadata of the first broker that answers."""
+        request = metadata_request(topics)
+        for address in self._in_order(self._config.bootstrap):
+            try:
+                return self._ask(address, request, MetadataResponse, _METADATA)
+            except OSError:
+                continue
+        tried = ", ".join(f"{host}:{port}" for host, port in self._config.bootstrap)
+        raise UnreachableError(
+            f"No broker answers at {tried}. Check that the cluster runs and that this is its address."
+        )
 
     def _leader(self, tp: TopicPartition) -> Address:
         view = self._metadata(tp.topic)
@@ -269,22 +312,22 @@ class Transactions:
             (p.leader_id for topic in view.topics for p in topic.partitions if p.partition_index == tp.partition), None
         )
         if leader is None:
-            fail(f"Topic {tp.topic} has no partition {tp.partition}.")
+            _fail(f"Topic {tp.topic} has no partition {tp.partition}.")
         address = next(((node.host, node.port) for node in view.brokers if node.node_id == leader), None)
         if address is None:
-            raise _NotYet(f"{tp} has no leader")
+            raise RetriableError(f"{tp} has no leader")
         return address
 
     def _coordinator(self, transactional_id: str) -> tuple[int, Address]:
         request = FindCoordinatorRequest(key=transactional_id, key_type=_TRANSACTION)
-        for address in self._brokers().values():
+        for address in self._in_order(self._brokers().values()):
             try:
-                answer = _ask(address, request, FindCoordinatorResponse, 3)
+                answer = self._ask(address, request, FindCoordinatorResponse, 3)
             except OSError:
                 continue
             _check(answer.error_code)
             return answer.node_id, (answer.host, answer.port)
-        raise _NotYet("no broker answers")
+        raise RetriableError("no broker answers")
 
     def _until_served(self, attempt: Callable[[], T], what: str) -> T:
         """Repeat the attempt while its errors are temporary."""
@@ -292,37 +335,46 @@ class Transactions:
         while True:
             try:
                 return attempt()
-            except (_NotYet, OSError) as error:
+            except (RetriableError, OSError) as error:
                 if time.monotonic() >= deadline_s:
-                    fail(f"{what} within {self._timeout_s:g} s: {error}.")
+                    _fail(f"{what} within {self._timeout_s:g} s: {error}.")
             time.sleep(_PAUSE_S)
 
+    def _ask(self, address: Address, request: Message, answer: type[R], limit: int | None = None) -> R:
+        """Ask in the highest version, up to `limit`, that both sides have."""
+        config = self._config
+        with connected(address, self._request_s, client_id=config.client_id, security=config.security) as connection:
+            connection.negotiate(config.software_name)
+            try:
+                version = connection.version(type(request), limit)
+            except ConnectionError as error:
+                _fail(f"{address[0]}:{address[1]}: {error}.")
+            reply = connection.ask(request, answer, version)
+        self._answered = address
+        return reply
 
-class _NotYet(Exception):
-    """A temporary error of a broker."""
+    def _in_order(self, addresses: Iterable[Address]) -> list[Address]:
+        return sorted(addresses, key=lambda address: address != self._answered)
+
+    def _list(self, address: Address, request: ListTransactionsRequest) -> ListTransactionsResponse:
+        # The age came with v1; without it, v0 does, which older brokers serve.
+        answer = self._ask(address, request, ListTransactionsResponse, None if request.duration_filter >= 0 else 0)
+        _check(answer.error_code)
+        return answer
+
+    def _report(self, error: ClientError) -> None:
+        if self._on_problem is None:
+            raise error
+        self._on_problem(str(error))
 
 
-def _ask(address: Address, request: Message, answer: type[R], limit: int | None = None) -> R:
-    """Ask in the highest version, up to `limit`, that both sides have."""
-    with connect(address, TIMEOUT_S) as connection:
-        connection.negotiate(CLIENT_ID)
-        try:
-            version = connection.version(type(request), limit)
-        except ConnectionError as error:
-            fail(f"{address[0]}:{address[1]}: {error}.")
-        return connection.ask(request, answer, version)
-
-
-def _list(address: Address, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    # The age came with v1; without it, v0 does, which older brokers serve.
-    answer = _ask(address, request, ListTransactionsResponse, None if request.duration_filter >= 0 else 0)
-    _check(answer.error_code)
-    return answer
+def _fail(sentence: str) -> NoReturn:
+    raise ClientError(sentence)
 
 
 def _check(code: int) -> None:
     if code == ErrorCode.NONE:
         return
     if is_retriable(code):
-        raise _NotYet(error_name(code))
-    fail(f"The broker answered {error_name(code)}.")
+        raise RetriableError(error_name(code))
+    _fail(f"The broker answered {error_name(code)}.")
