@@ -1,8 +1,9 @@
-"""`klamm dashboard`: serves the viewer of a live cluster's control plane, or of a recorded control log."""
+"""`klamm dashboard`: serves the viewer of a live cluster, or of a recorded control log."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,6 @@ import typer
 
 from klamm.cli.activity import ActivityReader
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address
-from klamm.cli.command_config import current as command_config
 from klamm.cli.output import bold, fail, say
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MISSING = "The viewer needs Starlette and uvicorn: pip install 'klamm[dashboard]'."
 _STATUS_TIMEOUT_S = 3.0
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="Let the page produce records and reset consumer groups.")
+]
 
 
 def dashboard(
@@ -32,14 +35,23 @@ def dashboard(
         Path | None,
         typer.Option("--file", help="Show this control log instead of a live one: one JSON object per line."),
     ] = None,
+    allow_changes: AllowChanges = False,
+    pipelines: Annotated[
+        Path | None,
+        typer.Option("--pipelines", metavar="DIR", help="State directory of pipelines; by default KLAMM_STATE_DIR."),
+    ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Serve a web page that shows the control plane: its lanes, requests, queues, and why a leader changed.
+    """Serve a web page that shows a cluster: its control plane, requests, topics, groups, transactions and pipelines.
 
-    The page reads the topic `__klamm_control_log` and the state of the brokers, and changes nothing. To keep a control
-    log, run `klamm consume __klamm_control_log --from-beginning --exit-at-end > FILE`.
+    The page reads what any client may read, and the state of pipelines on this machine. It changes nothing unless
+    --allow-changes is given. To keep a control log, run
+    `klamm consume __klamm_control_log --from-beginning --exit-at-end > FILE`.
     """
-    source = live_source(bootstrap_server) if file is None else file_source(file)
+    if file is None:
+        source = live_source(bootstrap_server, allows_changes=allow_changes, pipelines=pipelines)
+    else:
+        source = file_source(file)
     serve(source, host, port, allow_host)
 
 
@@ -73,9 +85,9 @@ def new_source(**fields: Any) -> Source:
     return Source(**fields)
 
 
-def live_source(servers: str) -> Source:
+def live_source(servers: str, *, allows_changes: bool = False, pipelines: Path | None = None) -> Source:
+    from klamm.cli.broker_requests import cli_client_config
     from klamm.cli.cluster import look
-    from klamm.client.connection_pool import ClientConfig
 
     addresses = [parse_address(server) for server in servers.split(",")]
     reader = ActivityReader(addresses, _STATUS_TIMEOUT_S)
@@ -87,8 +99,24 @@ def live_source(servers: str) -> Source:
         shown = {each.broker_id: asdict(each) for each in activities or ()}
         return {**asdict(found), "activity": shown, "requests": [asdict(each) for each in reader.requests]}
 
-    client = ClientConfig(tuple(addresses), client_id="klamm-dashboard", security=command_config.security)
-    return new_source(title=servers, client=client, status=status)
+    return new_source(
+        title=servers,
+        client=cli_client_config(servers, "klamm-dashboard"),
+        status=status,
+        pipelines=_pipelines(pipelines),
+        allows_changes=allows_changes,
+    )
+
+
+def _pipelines(directory: Path | None) -> Callable[[], list[dict[str, Any]]]:
+    """Return a function that reads the published state of the pipelines in a state directory."""
+
+    def read() -> list[dict[str, Any]]:
+        from klamm.spark.pipeline.state import runs
+
+        return list(runs(directory))
+
+    return read
 
 
 def file_source(path: Path) -> Source:

@@ -19,6 +19,9 @@ from starlette.staticfiles import StaticFiles
 
 from klamm import __version__
 from klamm.client.connection_pool import ClientConfig
+from klamm.dashboard.change_guard import ChangeGuard
+from klamm.dashboard.client_threads import ClientThreads
+from klamm.dashboard.cluster_routes import ClusterRoutes, Pipelines
 from klamm.dashboard.control_tail import ControlTail
 from klamm.dashboard.guard import Guard
 from klamm.dashboard.record_history import RecordHistory
@@ -41,6 +44,9 @@ class Source:
     client: ClientConfig | None = None
     """How to reach the brokers of a live cluster."""
     status: Status | None = None
+    pipelines: Pipelines | None = None
+    allows_changes: bool = False
+    """Whether the page may produce records and reset groups."""
 
     @property
     def is_live(self) -> bool:
@@ -52,6 +58,8 @@ class _Viewer:
         self._source = source
         self.history = RecordHistory(max(200_000, len(source.records)))
         self.tail = None if source.client is None else ControlTail(source.client, self.history)
+        self.changes = ChangeGuard(allows_changes=source.allows_changes and source.client is not None)
+        self.threads = None if source.client is None else ClientThreads(source.client)
         self._asking: asyncio.Future[Mapping[str, Any] | None] | None = None
 
     async def index(self, request: Request) -> Response:
@@ -59,8 +67,28 @@ class _Viewer:
 
     async def about(self, request: Request) -> Response:
         source = self._source
-        about = {"title": source.title, "is_live": source.is_live, "end_ms": source.end_ms, "version": __version__}
+        about = {
+            "title": source.title,
+            "is_live": source.is_live,
+            "end_ms": source.end_ms,
+            "version": __version__,
+            "allows_changes": self.changes.allows_changes,
+            "token": self.changes.token,
+            "has_pipelines": source.pipelines is not None,
+        }
         return JSONResponse(about)
+
+    def routes(self) -> list[Route]:
+        """The routes of a live cluster's own pages; none for a recorded run."""
+        if self.threads is None:
+            return []
+        return ClusterRoutes(self.threads, self.changes, self._source.pipelines).routes()
+
+    def close(self) -> None:
+        if self.tail is not None:
+            self.tail.close()
+        if self.threads is not None:
+            self.threads.close()
 
     async def records(self, request: Request) -> Response:
         """Server-sent events: the records so far, in chunks, and then those that arrive."""
@@ -101,8 +129,7 @@ def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         viewer.history.add(list(source.records))
         yield
-        if viewer.tail is not None:
-            viewer.tail.close()
+        viewer.close()
 
     return Starlette(
         routes=[
@@ -110,6 +137,7 @@ def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
             Route("/api/about", viewer.about),
             Route("/api/records", viewer.records),
             Route("/api/status", viewer.status),
+            *viewer.routes(),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(Guard, names=tuple(names))],

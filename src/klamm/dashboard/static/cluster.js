@@ -1,8 +1,7 @@
 // The Cluster tab: brokers, and the partitions that need attention first.
 
 import { fill, h, list } from "./dom.js";
-
-const orDash = (value) => (value === null || value === undefined || value === "" ? "–" : value);
+import { badge, bytes, cells, linkRow, table, tile, whole } from "./parts.js";
 
 export function showCluster(element, status, run, onPartition) {
   if (status.problem) {
@@ -32,15 +31,6 @@ export function showCluster(element, status, run, onPartition) {
     status.moving_partitions.length ? [h("h2", {}, "Partitions that are being moved"), table(["partition", "state", "leader", "ISR", "replicas"], status.moving_partitions.map((it) => partitionRow(it, onPartition)))] : null);
 }
 
-const whole = (value) => (value === null || value === undefined ? null : Math.round(value));
-
-function bytes(value) {
-  if (value === null || value === undefined) return null;
-  const units = ["B", "kB", "MB", "GB"];
-  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, value)) / 3));
-  return `${(value / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
-}
-
 function leaderCounts(run) {
   const counts = new Map();
   for (const series of run.truth.values()) {
@@ -49,11 +39,6 @@ function leaderCounts(run) {
   }
   return counts;
 }
-
-const tile = (title, value, note, isBad = false) =>
-  h("div", { class: isBad ? "tile bad" : "tile" }, h("small", {}, title), h("b", {}, String(value)), h("span", {}, note));
-const badge = (text) => h("span", { class: "badge bad" }, text);
-const cells = (values) => values.map((value) => h("td", {}, orDash(value)));
 
 function brokerRow(broker, status, leaders) {
   const isController = broker.id === status.controller_id;
@@ -67,9 +52,6 @@ function brokerRow(broker, status, leaders) {
 
 function partitionRow(it, onPartition) {
   const name = `${it.topic}-${it.partition}`;
-  const show = () => onPartition(name);
-  return h("tr", { class: "link", tabindex: "0", title: "Show it in the control plane", on: { click: show, keydown: (event) => event.key === "Enter" && show() } },
+  return linkRow(name, "Show it in the control plane", () => onPartition(name),
     h("td", {}, h("b", {}, name)), h("td", {}, badge(it.states[0])), cells([it.leader, list(it.isr), list(it.replicas)]));
 }
-
-const table = (titles, rows) => h("table", {}, h("thead", {}, h("tr", {}, titles.map((title) => h("th", {}, title)))), h("tbody", {}, rows));

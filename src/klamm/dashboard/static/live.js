@@ -1,10 +1,15 @@
 // The viewer of a live cluster, or of records that the server has loaded: records arrive as server-sent events.
 
 import { readAddress, writeAddress } from "./address.js";
+import { get, setToken } from "./api.js";
 import { showCluster } from "./cluster.js";
+import { Groups } from "./groups.js";
+import { Pipelines } from "./pipelines.js";
 import { showRequests } from "./requests.js";
 import { Run } from "./model.js";
 import { themeButton } from "./theme.js";
+import { Topics } from "./topics.js";
+import { Transactions } from "./transactions.js";
 import { Viewer } from "./viewer.js";
 
 const $ = (id) => document.getElementById(id);
@@ -32,12 +37,17 @@ const viewer = new Viewer($("viewer"), {
 });
 
 let pending = 0;
-function remember() {
+let isPlaced = false; // the address is not written before it has been read
+function remember(isStep = false) {
   clearTimeout(pending);
-  pending = setTimeout(() => {
+  if (!isPlaced) return;
+  const write = () => {
     const { view } = viewer.chart;
-    writeAddress({ tab, p: viewer.partition, ...(isFollowing ? {} : { t: Math.round(viewer.time), view: `${Math.round(view.start)}-${Math.round(view.end)}` }) });
-  }, 200);
+    const fields = { control: () => ({ p: viewer.partition, ...(isFollowing ? {} : { t: Math.round(viewer.time), view: `${Math.round(view.start)}-${Math.round(view.end)}` }) }) }[tab] ?? pages[tab]?.state?.bind(pages[tab]);
+    writeAddress({ tab, ...fields?.() }, isStep);
+  };
+  if (isStep) write();
+  else pending = setTimeout(write, 200);
 }
 
 function follow(wanted) {
@@ -115,55 +125,104 @@ function connect() {
 
 // --- tabs
 
+const TABS = [...$("tabs").children].map((button) => button.dataset.tab);
+let pages = {};
+
+class StatusPage {
+  // Cluster and Requests show the same answer.
+  constructor(show) {
+    this.show = show;
+  }
+
+  open() {
+    return this.refresh();
+  }
+
+  async refresh() {
+    this.show(await get("api/status"));
+  }
+}
+
+function makePages() {
+  const onState = (isStep) => remember(isStep);
+  const openPartition = (partition) => {
+    viewer.choose(partition);
+    open("control", {}, true);
+  };
+  const openTopic = (topic, fields = {}) => open("topics", { topic, show: "records", ...fields }, true);
+  const openGroup = (group) => open("groups", { group }, true);
+  const context = { onState, about, openPartition, openTopic, openGroup };
+  pages = {
+    cluster: new StatusPage((status) => showCluster($("cluster"), status, run, openPartition)),
+    requests: new StatusPage((status) => showRequests($("requests"), status)),
+    topics: new Topics($("topics"), context),
+    groups: new Groups($("groups"), context),
+    transactions: new Transactions($("transactions"), context),
+    pipelines: new Pipelines($("pipelines"), context),
+  };
+}
+
 let refreshing = 0;
 async function refresh() {
   clearTimeout(refreshing);
-  if (tab !== "control" && about.is_live) {
-    let status = { problem: "The server does not answer; retrying." };
-    try {
-      status = await (await fetch("api/status")).json();
-    } catch {
-      // shown as a problem
-    }
-    if (tab === "requests") showRequests($("requests"), status);
-    else {
-      showCluster($("cluster"), status, run, (partition) => {
-        viewer.choose(partition);
-        open("control");
-      });
-    }
-  }
+  const shown = pages[tab];
+  if (shown && !document.hidden) await shown.refresh();
+  if (shown === pages[tab]) schedule();
+}
+
+function schedule() {
+  clearTimeout(refreshing);
   refreshing = setTimeout(refresh, STATUS_EVERY_MS);
 }
 
-function open(name) {
+function open(name, fields = {}, isStep = false) {
+  if (tab !== name) pages[tab]?.close?.();
   tab = name;
   for (const button of $("tabs").children) button.setAttribute("aria-selected", String(button.dataset.tab === name));
-  for (const [id, shown] of [["cluster", "cluster"], ["requests", "requests"], ["viewer", "control"]]) $(id).hidden = name !== shown;
+  for (const id of TABS) $(id === "control" ? "viewer" : id).hidden = name !== id;
+  $("live").hidden = !about.is_live || name !== "control";
+  document.body.dataset.tab = name;
   if (name === "control") viewer.chart.request();
-  else refresh();
-  remember();
+  else Promise.resolve(pages[name].open(fields)).then(() => tab === name && schedule());
+  remember(isStep);
 }
 
 $("tabs").addEventListener("click", (event) => {
   const name = event.target.dataset.tab;
-  if (name) open(name);
+  if (name) open(name, {}, true);
+});
+$("tabs").addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  event.stopPropagation();
+  const next = TABS[(TABS.indexOf(tab) + step + TABS.length) % TABS.length];
+  open(next, {}, true);
+  [...$("tabs").children].find((button) => button.dataset.tab === next).focus();
 });
 $("live").addEventListener("click", () => follow(!isFollowing));
 document.addEventListener("keydown", (event) => {
-  if (/^(INPUT|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey) return;
-  if (event.key === "l") follow(true);
-  if (event.key === "1" && about.is_live) open("cluster");
-  if (event.key === "2") open("control");
-  if (event.key === "3" && about.is_live) open("requests");
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || !about.is_live) return;
+  if (event.key === "l" && tab === "control") follow(true);
+  if (event.key === "Escape") pages[tab]?.escape?.();
+  const records = tab === "topics" && pages.topics.topic && pages.topics.show === "records" ? pages.topics.records : null;
+  if (event.key === "t") records?.tail(!records.isLive);
+  if (event.key === "r") records?.read();
+  if (TABS[event.key - 1]) open(TABS[event.key - 1], {}, true);
+});
+window.addEventListener("popstate", () => {
+  const fields = readAddress();
+  if (about.is_live) open(TABS.includes(fields.tab) ? fields.tab : "control", fields);
 });
 themeButton($("theme"), () => viewer.retheme());
 
 about = await (await fetch("api/about")).json();
+setToken(about.token);
 $("title").textContent = about.title;
 document.title = `klamm: ${about.title}`;
-$("live").hidden = !about.is_live;
 $("tabs").hidden = !about.is_live;
 isFollowing = about.is_live;
-open(about.is_live && ["cluster", "requests"].includes(address.tab) ? address.tab : "control");
+if (about.is_live) makePages();
+isPlaced = true;
+open(about.is_live && TABS.includes(address.tab) ? address.tab : "control", address);
 connect();

@@ -281,7 +281,8 @@ export class Viewer {
     document.addEventListener("keydown", (event) => {
       const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey;
       const isButton = event.target.tagName === "BUTTON" && event.key === " ";
-      if (isTyping || isButton || !this.run || !keys[event.key]) return;
+      const isShown = this.canvas.offsetParent !== null;
+      if (isTyping || isButton || !isShown || !this.run || !keys[event.key]) return;
       event.preventDefault();
       keys[event.key](event);
     });

@@ -289,12 +289,16 @@ def _group_sinks(spec: PipelineSpec, servers: str, client_options: Mapping[str, 
 
 
 def summary(progress: Progress) -> dict[str, Any]:
-    """Return the figures of a batch for one line of `klamm pipeline status`."""
+    """Return the figures of a batch for `klamm pipeline status` and the viewer."""
     return {
         "batch": progress.batch_id,
+        "batch_at": progress.timestamp,
+        "input_rows": progress.input_rows,
+        "input_rows_per_second": round(progress.input_rows_per_second, 1),
         "rows_per_second": round(progress.processed_rows_per_second, 1),
         "batch_ms": progress.batch_ms,
         "lag": progress.total_lag,
         "state_rows": progress.state_rows,
+        "state_bytes": progress.state_bytes,
         "watermark": progress.watermark,
     }
