@@ -464,4 +464,15 @@ METRICS: Final = (
         ("DroppedRecordCount", "gauge", "Records that were dropped because the buffer was full."),
         when="with `klamm.control.log.enable`",
     ),
+    *_rows(
+        "klamm.server",
+        "RequestLog",
+        (
+            "RecordedRequestCount",
+            "gauge",
+            "[Traced requests](request-log.md) since the start that the filters admitted.",
+        ),
+        ("BufferedRecordCount", "gauge", "Traces that wait to be written to `__klamm_request_log`."),
+        ("DroppedRecordCount", "gauge", "Traces that were dropped because the buffer was full."),
+    ),
 )

@@ -25,9 +25,12 @@ TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 """The log of KRaft: no topic of a cluster may have its name."""
 CONTROL_LOG_TOPIC: Final = "__klamm_control_log"
+REQUEST_LOG_TOPIC: Final = "__klamm_request_log"
 SINK_STATE_TOPIC: Final = "__klamm_sink_state"
 """The decisions of exactly-once sinks. Unlike the others, clients write it: the drivers of Spark queries."""
-INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, CONTROL_LOG_TOPIC, SINK_STATE_TOPIC})
+INTERNAL_TOPICS: Final = frozenset(
+    {GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, CONTROL_LOG_TOPIC, REQUEST_LOG_TOPIC, SINK_STATE_TOPIC}
+)
 BROKER_TOPICS: Final = INTERNAL_TOPICS - {SINK_STATE_TOPIC}
 """Internal topics that only brokers write."""
 

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
+from klamm.request_log.handling import WaitTrace, begin_wait
+
 T = TypeVar("T")
 
 
@@ -20,7 +22,7 @@ class _Operation(Generic[T]):
     `on_key`, if given, is called instead of `try_complete` when one key changed: it checks that key alone.
     """
 
-    __slots__ = ("future", "keys", "on_expire", "on_key", "timer", "try_complete")
+    __slots__ = ("future", "keys", "on_expire", "on_key", "timer", "try_complete", "wait")
 
     def __init__(
         self,
@@ -35,6 +37,8 @@ class _Operation(Generic[T]):
         self.on_key = on_key
         self.keys: tuple[Hashable, ...] = ()
         self.timer: asyncio.TimerHandle | None = None
+        self.wait: WaitTrace | None = None
+        """The wait of a traced request."""
 
 
 class DelayedOperationPurgatory:
@@ -73,6 +77,7 @@ class DelayedOperationPurgatory:
             return on_expire()
         future: asyncio.Future[T] = self._loop.create_future()
         operation = _Operation(future, try_complete, on_expire, on_key)
+        operation.wait = begin_wait(self.name)
         operation.keys = tuple(dict.fromkeys(keys))
         operation.timer = self._loop.call_later(timeout_ms / 1000, self._expire, operation)
         for key in operation.keys:
@@ -95,12 +100,16 @@ class DelayedOperationPurgatory:
                 result = operation.try_complete() if operation.on_key is None else operation.on_key(key)
             except Exception as failure:  # It belongs to the waiting request, not to the change that led here.
                 self._forget(operation)
+                if operation.wait is not None:
+                    operation.wait.fail()
                 if not operation.future.done():
                     operation.future.set_exception(failure)
                 continue
             # The check may have changed the state itself, and a nested check may have completed the operation.
             if result is not None and not operation.future.done():
                 self._forget(operation)
+                if operation.wait is not None:
+                    operation.wait.complete(key)
                 operation.future.set_result(result)
                 completed += 1
         return completed
@@ -120,6 +129,8 @@ class DelayedOperationPurgatory:
             return
         self._forget(operation)
         self.expired_count += 1
+        if operation.wait is not None:
+            operation.wait.expire()
         try:
             result = operation.on_expire()
         except Exception as failure:

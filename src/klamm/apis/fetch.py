@@ -78,6 +78,8 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResp
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
     looked_at = context.begin(broker, params, ctx)
+    if ctx.trace is not None:
+        ctx.trace.set_partitions(context.named())
     if isinstance(looked_at, ErrorCode):
         return FetchResponse(error_code=looked_at, responses=())
     if len(looked_at) > SLICE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -68,6 +69,13 @@ class FetchContext:
             broker.fetch_sessions.remove(session.id)
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return session.begin_fetch(reader, broker.clock.now_ms())
+
+    def named(self) -> Iterator[tuple[str | UUID, int]]:
+        """The first partitions of the request or of its session, for traces."""
+        session = self.session
+        partitions = self.asked if isinstance(session, OneFetch) else session.partitions.values()
+        for partition in islice(partitions, SLICE):
+            yield partition.topic_id if partition.tp is None else partition.tp.topic, partition.index
 
     def to_send(self, results: Reads) -> Reads:
         """Return the results that belong to the response."""

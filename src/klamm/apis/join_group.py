@@ -66,7 +66,8 @@ def _join(
         require_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )
-    return groups.join_group(req.group_id, join).map(lambda result: _response(result, version)).on(broker.loop)
+    joined = groups.join_group(req.group_id, join).map(lambda result: _response(result, version))
+    return joined.on(broker.loop, "Rebalance", req.group_id)
 
 
 def _response(result: JoinGroupResult, version: int) -> JoinGroupResponse:

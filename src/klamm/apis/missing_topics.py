@@ -12,7 +12,7 @@ from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic
 from klamm.controller.replies import TopicResults
 from klamm.errors import ErrorCode
-from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from klamm.model import CONTROL_LOG_TOPIC, GROUP_METADATA_TOPIC, REQUEST_LOG_TOPIC, TRANSACTION_STATE_TOPIC
 from klamm.quota.controller_mutation_quota import NO_QUOTA, ControllerMutationQuota
 from klamm.waiting import after
 
@@ -20,6 +20,8 @@ WAIT_MS: Final = 1_000
 """A client that names a topic does not wait for its creation: it retries."""
 MAX_MISSING: Final = 100
 """Topics that one request may create by asking about them. The client asks again, and then the next ones follow."""
+_REQUEST_LOG_LIMITS: Final = (("retention.bytes", str(1 << 30)), ("segment.bytes", str(1 << 26)))
+"""Traces of every request of a busy broker must not fill its disk."""
 _OFFSETS_FACTOR: Final = "offsets.topic.replication.factor"
 _TRANSACTION_FACTOR: Final = "transaction.state.log.replication.factor"
 
@@ -76,6 +78,8 @@ def _creatable(broker: Broker, name: str) -> CreatableTopic:
         return _transaction_state_topic(config, len(broker.metadata.snapshot.brokers))
     if name == CONTROL_LOG_TOPIC:
         return control_log_topic(config, config.klamm_control_log_replication_factor)
+    if name == REQUEST_LOG_TOPIC:
+        return request_log_topic(config, config.klamm_request_trace_topic_replication_factor)
     return CreatableTopic(name)
 
 
@@ -131,20 +135,22 @@ def _warn_of_refused_topics(broker: Broker, results: TopicResults) -> None:
 
 
 def control_log_topic(config: KafkaConfig, replication_factor: int) -> CreatableTopic:
+    return _log_topic(CONTROL_LOG_TOPIC, replication_factor, config.klamm_control_log_retention_ms)
+
+
+def request_log_topic(config: KafkaConfig, replication_factor: int) -> CreatableTopic:
+    retention_ms = config.klamm_request_trace_topic_retention_ms
+    return _log_topic(REQUEST_LOG_TOPIC, replication_factor, retention_ms, _REQUEST_LOG_LIMITS)
+
+
+def _log_topic(
+    name: str, replication_factor: int, retention_ms: int, limits: tuple[tuple[str, str], ...] = ()
+) -> CreatableTopic:
     """Return a topic with one partition, so that its records have one order, and with segments short enough for
     retention.
     """
-    retention_ms = config.klamm_control_log_retention_ms
-    return CreatableTopic(
-        CONTROL_LOG_TOPIC,
-        1,
-        replication_factor,
-        configs=(
-            ("cleanup.policy", "delete"),
-            ("retention.ms", str(retention_ms)),
-            ("segment.ms", str(max(retention_ms // 4, 1_000))),
-        ),
-    )
+    times = (("retention.ms", str(retention_ms)), ("segment.ms", str(max(retention_ms // 4, 1_000))))
+    return CreatableTopic(name, 1, replication_factor, configs=(("cleanup.policy", "delete"), *times, *limits))
 
 
 def _error_for_client(error: ErrorCode) -> ErrorCode:

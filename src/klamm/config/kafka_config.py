@@ -44,6 +44,7 @@ from klamm.config.network_keys import (
     SocketKeys,
 )
 from klamm.config.security_keys import KlammSecurityKeys, SaslKeys, TlsKeys
+from klamm.config.trace_keys import TraceKeys
 from klamm.config.transaction_keys import TransactionKeys
 from klamm.config.unsupported import unsupported
 from klamm.config.values import Value, to_text
@@ -81,6 +82,7 @@ class KafkaConfig(
     RequestKeys,
     MetricsAndQuotaKeys,
     KlammKeys,
+    TraceKeys,
     LogDirKeys,
     SegmentKeys,
     RetentionKeys,

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
+from klamm.request_log.handling import begin_wait
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -53,13 +55,19 @@ class Deferred(Generic[T]):
         self.then(lambda value: converted.complete(convert(value)))
         return converted
 
-    def on(self, loop: asyncio.AbstractEventLoop) -> T | asyncio.Future[T]:
-        """Return the value if it is there, else a future of it. A future that was cancelled stays so."""
+    def on(self, loop: asyncio.AbstractEventLoop, purgatory: str = "", key: object = "") -> T | asyncio.Future[T]:
+        """Return the value if it is there, else a future of it. A future that was cancelled stays so.
+
+        If there is a `purgatory`, the traces of requests name the wait so.
+        """
         if self.done:
             return self.value
         future: asyncio.Future[T] = loop.create_future()
+        wait = begin_wait(purgatory) if purgatory else None
 
         def resolve(value: T) -> None:
+            if wait is not None:
+                wait.complete(key)
             if not future.done():
                 future.set_result(value)
 

@@ -113,6 +113,7 @@ def defaults_by_size(brokers: int) -> Properties:
     return {
         "offsets.topic.replication.factor": min(3, brokers),
         "klamm.control.log.replication.factor": min(3, brokers),
+        "klamm.request.trace.topic.replication.factor": min(3, brokers),
         "zookeeper.session.timeout.ms": 30000 if brokers == 1 else 2000,
     }
 

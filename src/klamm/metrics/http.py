@@ -1,4 +1,4 @@
-"""`/metrics`, `/healthz` and `/readyz` over a minimal HTTP/1.1: one answer per connection, bounded input."""
+"""`/metrics`, `/traces`, `/healthz` and `/readyz` over a minimal HTTP/1.1: one answer per connection, bounded input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import hmac
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from klamm.errors import ConfigError
@@ -23,6 +23,8 @@ REQUEST_TIMEOUT_S: Final = 10.0
 _CHALLENGE: Final = 'WWW-Authenticate: Basic realm="klamm"\r\n'
 
 _log = logging.getLogger(__name__)
+Traces = Callable[[], Iterable[bytes]]
+"""Returns JSON objects, one per line, in pieces that are made in less than a few milliseconds each."""
 
 
 class MetricsServer:
@@ -42,6 +44,8 @@ class MetricsServer:
     ) -> None:
         self.not_ready: str | None = "The broker is starting."
         """Why the broker does not serve clients; None if it does. `/readyz` reports it."""
+        self.traces: Traces | None = None
+        """The last traced requests; None if they are not served here."""
         self._registry = registry
         self._tls = tls
         self._credential = None if login is None else base64.b64encode(login.encode())
@@ -61,7 +65,12 @@ class MetricsServer:
         try:
             self._server = await loop.create_server(
                 lambda: _HttpConnection(
-                    loop, self._registry, self._connections, self._credential, lambda: self.not_ready
+                    loop,
+                    self._registry,
+                    self._connections,
+                    self._credential,
+                    lambda: self.not_ready,
+                    lambda: self.traces,
                 ),
                 self._host,
                 self._port,
@@ -93,12 +102,14 @@ class _HttpConnection(asyncio.Protocol):
         connections: set[_HttpConnection],
         credential: bytes | None = None,
         not_ready: Callable[[], str | None] = lambda: None,
+        traces: Callable[[], Traces | None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._credential = credential
         self._registry = registry
         self._connections = connections
         self._not_ready = not_ready
+        self._traces = traces
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -147,10 +158,12 @@ class _HttpConnection(asyncio.Protocol):
             self._answer_probe(path)
         elif not self._is_allowed(head):
             self._respond("401 Unauthorized", "A user and a password are required.\n", _CHALLENGE)
-        elif path not in (b"/metrics", b"/healthz", b"/readyz"):
-            self._respond("404 Not Found", "Metrics are under /metrics, health under /healthz and /readyz.\n")
+        elif path not in (b"/metrics", b"/traces", b"/healthz", b"/readyz"):
+            self._respond("404 Not Found", "See /metrics, /traces, /healthz and /readyz.\n")
         elif method not in (b"GET", b"HEAD"):
             self._respond("405 Method Not Allowed", f"GET {path.decode()}\n")
+        elif path == b"/traces":
+            await self._list_traces(with_body=method == b"GET")
         else:
             await self._scrape(with_body=method == b"GET")
 
@@ -179,6 +192,20 @@ class _HttpConnection(asyncio.Protocol):
             _log.exception("A metric could not be read")
             self._respond("500 Internal Server Error", "A metric could not be read; the broker's log has the cause.\n")
             return
+        await self._send(pieces, with_body=with_body)
+
+    async def _list_traces(self, *, with_body: bool) -> None:
+        traces = self._traces()
+        if traces is None:
+            self._respond("403 Forbidden", "This broker has an authorizer: read the topic __klamm_request_log.\n")
+            return
+        pieces = []
+        for piece in traces():
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        await self._send(pieces, with_body=with_body)
+
+    async def _send(self, pieces: list[bytes], *, with_body: bool) -> None:
         self._write_head("200 OK", sum(map(len, pieces)))
         for piece in pieces if with_body else ():
             await self._writable.wait()

@@ -124,6 +124,7 @@ class Acceptor:
         context.order = self.processor.environment.orders.take()
         context.connection_id = f"{local[0]}:{local[1]}-{remote[0]}:{remote[1]}-{connection.index}"
         context.listener_name = self.endpoint.listener
+        context.processor_id = self.processor.id
         context.security_protocol = self.endpoint.security_protocol
         context.client_host, context.client_port = remote
 

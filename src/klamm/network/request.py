@@ -81,6 +81,7 @@ class Request(RequestContext):
         self.response_size_bytes = 0
         self.reserved_bytes = 0
         self.split_name: str | None = None
+        self.trace = None
 
     @property
     def handler_seconds(self) -> float:

@@ -16,6 +16,7 @@ from klamm.network.charging import NO_QUOTAS, RequestQuotas
 from klamm.network.hoard import Hoard
 from klamm.network.request import Request
 from klamm.network.request_queue import Lane, RequestQueue
+from klamm.network.request_tracer import RequestTracer
 
 CONTROL_PLANE_QUEUE_LIMIT: Final = 20
 UNLIMITED: Final = -1
@@ -64,10 +65,12 @@ class RequestChannel:
         queued_max_request_bytes: int = UNLIMITED,
         monotonic: Callable[[], float] | None = None,
         quotas: RequestQuotas = NO_QUOTAS,
+        tracer: RequestTracer,
     ) -> None:
         monotonic = monotonic if monotonic is not None else loop.time
         self._loop = loop
         self.quotas: Final = quotas
+        self.tracer: Final = tracer
         self.data = RequestQueue(queued_max_requests)
         self.control = RequestQueue(CONTROL_PLANE_QUEUE_LIMIT)
         self.memory_pool = MemoryPool(queued_max_request_bytes)
@@ -98,6 +101,8 @@ class RequestChannel:
     def send_request(self, lane: Lane, request: Request) -> bool:
         """Queue a request. Return False if its queue is full: the lane reports when there is room."""
         self.in_flight += 1
+        if self.tracer.is_on:
+            self.tracer.begin(request, self.data.size, self.control.size)
         request.pooled_bytes = request.size_bytes
         self.memory_pool.used_bytes += request.size_bytes
         is_queued = lane.queue.offer(lane, request)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from klamm.model import ConnectionOrder, SecurityProtocol
+from klamm.network.request_tracer import RequestTrace
 from klamm.protocol.wire import Message
 from klamm.security.listener_security import ANONYMOUS
 
@@ -45,6 +46,7 @@ class ChannelContext:
         "order",
         "peer_broker_id",
         "principal",
+        "processor_id",
         "security_protocol",
     )
 
@@ -72,6 +74,7 @@ class ChannelContext:
         self.client_software_name = "unknown"
         self.client_software_version = "unknown"
         self.features_epoch = -1
+        self.processor_id = 0
 
 
 class RequestContext:
@@ -86,6 +89,7 @@ class RequestContext:
         "correlation_id",
         "now_ms",
         "throttle_time_ms",
+        "trace",
     )
 
     def __init__(
@@ -106,6 +110,8 @@ class RequestContext:
         self.now_ms = now_ms
         self.throttle_time_ms = 0
         self.closes_connection = False
+        self.trace: RequestTrace | None = None
+        """The trace of this request; None for most."""
 
     def throttle(self, throttle_time_ms: int) -> None:
         """Mute the connection for this time after the response (KIP-219). The response must carry the time as well."""
@@ -148,6 +154,10 @@ class RequestContext:
     @property
     def listener_name(self) -> str:
         return self.channel.listener_name
+
+    @property
+    def peer_broker_id(self) -> int | None:
+        return self.channel.peer_broker_id
 
     @property
     def security_protocol(self) -> SecurityProtocol:

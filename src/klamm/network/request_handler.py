@@ -26,6 +26,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Generator
+from contextvars import copy_context
 from functools import partial
 from types import GeneratorType
 from typing import Any, Final
@@ -74,7 +75,10 @@ class KafkaRequestHandlerPool:
         if num_io_threads < 1:
             raise ValueError(f"num.io.threads is {num_io_threads}; at least one handler is needed")
         self._channel = channel
+        self._tracer = channel.tracer
         self._loop = loop
+        self._context = copy_context()
+        """Turns run in a context of their own, not in that of the request whose handling scheduled them."""
         self._monotonic = clock.monotonic
         self._now_ms = clock.now_ms
         self._size = num_io_threads
@@ -130,7 +134,7 @@ class KafkaRequestHandlerPool:
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._turn, context=self._context)
 
     def _turn(self) -> None:
         self._is_scheduled = False
@@ -241,7 +245,8 @@ class KafkaRequestHandlerPool:
         try:
             if api.metric_name is not None:
                 request.split_name = api.metric_name(message)
-            result = api.dispatch(request, message)
+            traced = self._tracer
+            result = traced.dispatch(request, message) if traced.is_on else api.dispatch(request, message)
             if isinstance(result, GeneratorType):
                 return self._settle_sliced(request, result)
             if result is not None and not isinstance(result, Message):
@@ -256,6 +261,8 @@ class KafkaRequestHandlerPool:
 
     def _settle(self, request: Request, result: Any) -> Steps | None:
         request.local_done_at = request.remote_done_at = self._monotonic()
+        if request.trace is not None and isinstance(result, Message):
+            request.trace.note_errors(request.api.read_error_codes(result))
         if isinstance(result, asyncio.Future):
             is_control = request.api.is_control
             self._control_under_way += is_control
@@ -315,7 +322,11 @@ class KafkaRequestHandlerPool:
         request.remote_done_at = self._monotonic()
         try:
             result: Any = future.result()
+            if request.trace is not None and isinstance(result, Message):
+                request.trace.note_errors(request.api.read_error_codes(result))
             if isinstance(result, GeneratorType):
+                if self._tracer.is_on:
+                    result = self._tracer.within(request, result)
                 request.note_first_slice(request.local_done_at - request.dequeued_at)
                 self._add_sliced(request, self._settle_sliced(request, result))
                 return
@@ -345,5 +356,7 @@ class KafkaRequestHandlerPool:
             request.client_id,
         )
         self.on_failed(request, repr(sys.exception()))
+        if request.trace is not None:
+            request.trace.note_errors((ErrorCode.UNKNOWN_SERVER_ERROR,))
         request.api.metrics.count_errors((ErrorCode.UNKNOWN_SERVER_ERROR,))
         request.connection.complete_with_close(request)

@@ -44,6 +44,8 @@ class RequestRecorder:
             meter.count += 1
             if request.split_name is not None:
                 self._apis.metrics(request.split_name).record(api.version, row)
+            if request.trace is not None:
+                request.trace.end(request, row)
             if is_logged:
                 _log_request(request, row)
 

@@ -27,6 +27,7 @@ from klamm.network.processor import Processor
 from klamm.network.request_channel import RequestChannel
 from klamm.network.request_context import ApiSpec
 from klamm.network.request_handler import KafkaRequestHandlerPool
+from klamm.network.request_tracer import RequestTracer
 from klamm.security.listener_security import ListenerSecurity
 
 RECEIVE_BYTES: Final = 256 * 1024
@@ -82,6 +83,7 @@ class SocketServer:
         self._clock = clock
         self._registry = registry
         self.apis = ApiTable(apis, registry)
+        self.tracer = RequestTracer(clock)
         self.channel = RequestChannel(
             loop,
             registry,
@@ -89,6 +91,7 @@ class SocketServer:
             queued_max_request_bytes=self.config.queued_max_request_bytes,
             monotonic=clock.monotonic,
             quotas=client_quotas,
+            tracer=self.tracer,
         )
         self.handler_pool = KafkaRequestHandlerPool(self.channel, loop, clock, registry, self.config.num_io_threads)
         self.quotas = ConnectionQuotas(

@@ -85,6 +85,11 @@ class DelayedFetch:
         """Partitions that reported a change since the last look."""
         session.waiting.append(self)
 
+    def __str__(self) -> str:
+        """The partition that changed last, for traces."""
+        last = next(reversed(self._moved), None)
+        return "" if last is None else str(last.tp)
+
     def add(self, reads: Reads) -> None:
         """Take over the reads, in the same loop step, and follow these partitions from now on."""
         self._reads.update(reads)

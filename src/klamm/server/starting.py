@@ -44,6 +44,7 @@ from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.peer_secret import peer_secret
 from klamm.server.preloading import preload
 from klamm.server.replication import Replication
+from klamm.server.request_log import RequestLogWriter
 from klamm.server.running import Running
 from klamm.server.sasl_mechanisms import refresh_keys
 from klamm.server.stray_replicas import StrayReplicas
@@ -101,8 +102,8 @@ class Starting:
         ending.add(replication.stop)
         ending.add(partial(shut_down, broker))
         self._control_log.start(broker)
-        sockets.handler_pool.on_failed = self._control_log.on_failed_request
         ending.add(self._control_log.stop)
+        self._trace_requests(broker, sockets, metrics)
         self._environment.on_built(broker)
         await sockets.bind()
         settings.follow_network_keys(configs, sockets)
@@ -149,6 +150,13 @@ class Starting:
         await self._coordination.end_session()
 
     # --- steps ---------------------------------------------------------------------------------------------------
+
+    def _trace_requests(self, broker: Broker, sockets: SocketServer, metrics: MetricsServer) -> None:
+        """Follow the keys of request traces. With an authorizer, traces are read from their topic only."""
+        request_log = RequestLogWriter(broker, sockets.tracer)
+        request_log.start()
+        metrics.traces = request_log.lines if broker.acls is None else None
+        self.ending.add(request_log.stop)
 
     async def _load_acls(self, configs: ConfigRepository) -> Acls | None:
         """Return the authorizer with the entries of ZooKeeper, which it follows from now on; None without one."""
@@ -219,7 +227,7 @@ class Starting:
         config = broker.config
         for source in security.mechanisms.key_sources:
             self._tasks.spawn(refresh_keys(source))
-        return SocketServer(
+        sockets = SocketServer(
             config.endpoints,
             bind(apis.ALL, broker),
             loop=broker.loop,
@@ -229,6 +237,8 @@ class Starting:
             is_broker_address=lambda address: settings.is_broker_address(address, config, broker.metadata.snapshot),
             client_quotas=broker.quotas,
         )
+        sockets.handler_pool.on_failed = self._control_log.on_failed_request
+        return sockets
 
     async def _join(
         self, broker: Broker, controller: ControllerRunner, sockets: SocketServer, wait_ms: int
