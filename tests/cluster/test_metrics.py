@@ -193,7 +193,7 @@ def test_the_pool_of_handlers_is_resized(metrics: Metrics, client: RawClient, cl
     """As an operator does it; a step to less than half or more than double is refused, as Kafka does."""
     for old, new in (("8", "16"), ("16", "9")):
         assert alter(client, "num.io.threads", new)[0] == ErrorCode.NONE
-        until_logged(cluster, f"The request handlers go from {old} to {new}")
+        until_logged(cluster, f"num.io.threads changed from {old} to {new}")
         assert described(client, "num.io.threads") == new
     error, message = alter(client, "num.io.threads", "4")
     assert error == ErrorCode.INVALID_REQUEST and message is not None and "num.io.threads" in message
