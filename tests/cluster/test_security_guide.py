@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from klamm.local.launch import zookeeper_process
 from klamm.local.ports import ReservedPort
 from tests.cluster.test_tutorials import environment, run, save, started
 from tests.support.tutorial import Block, blocks
 
+WAIT_S = 300
 PORTS = ("9092", "9093", "9192", "9193", "12181")
+
+
+ADMIN = """\
+security.protocol=SASL_SSL
+ssl.truststore.type=PEM
+ssl.truststore.location=certificates/ca.pem
+sasl.mechanism=SCRAM-SHA-512
+sasl.username=admin
+sasl.password=the administrator's password
+"""
+REPLICATE = """
+until klamm cluster status > status.txt 2>&1 && grep -q "^ *2 " status.txt; do sleep 1; done
+klamm topic create orders --replication-factor 2
+echo copied | klamm produce orders --acks all
+until klamm cluster status | grep " 0 under-replicated"; do sleep 1; done
+"""
+"""Both brokers know each other, and the follower fetches: it has logged in to the leader."""
 
 
 def with_ports(block: Block, numbers: dict[str, str]) -> Block:
@@ -27,6 +47,8 @@ def test_from_nothing_to_a_secured_cluster(tmp_path: Path) -> None:
         for port in reserved.values():
             running.callback(port.close)
         for block in (with_ports(each, numbers) for each in blocks("security.md", "how-to")):
+            if block.role == "scram":
+                continue
             if block.title is not None:
                 save(block, tmp_path)
             elif block.role == "background":
@@ -36,3 +58,32 @@ def test_from_nothing_to_a_secured_cluster(tmp_path: Path) -> None:
     everything = "".join(outputs)
     assert "a guarded record" in everything and "SCRAM-SHA-512" in everything
     assert "User:alice" in everything
+
+
+def test_brokers_log_in_with_scram_from_the_first_start(tmp_path: Path) -> None:
+    """The section about SCRAM between brokers: no broker runs when the users are written."""
+    found = [each for each in blocks("security.md", "how-to") if each.role == "scram"]
+    run("klamm tls init certificates", tmp_path, environment())
+    (tmp_path / "secret").write_text("klamm:replace-this-secret")
+    (tmp_path / "secret").chmod(0o600)
+    with ExitStack() as running:
+        ports = [ReservedPort() for _ in range(3)]
+        for port in ports:
+            running.callback(port.close)
+        numbers = {"12182": str(ports[0].number), "9096": str(ports[1].number)}
+        zookeeper = zookeeper_process(tmp_path, ports[0].number, is_temporary=True, secret_file=tmp_path / "secret")
+        running.callback(zookeeper.discard)
+        zookeeper.spawn()
+        zookeeper.wait_ready(time.monotonic() + WAIT_S)
+        config, commands = (with_ports(each, numbers) for each in found)
+        save(config, tmp_path)
+        assert "broker" in run(commands.text, tmp_path, environment())
+        second = config.text.replace("broker.id=1", "broker.id=2").replace("scram-data", "scram-data-2")
+        (tmp_path / "second.properties").write_text(second.replace(f":{ports[1].number}", f":{ports[2].number}"))
+        for name in ("scram-broker", "second"):
+            running.enter_context(started(f"klamm broker --config {name}.properties", tmp_path, environment()))
+        (tmp_path / "admin.properties").write_text(ADMIN)
+        (tmp_path / "admin.properties").chmod(0o600)
+        servers = f"localhost:{ports[1].number}"
+        variables = {"KLAMM_COMMAND_CONFIG": "admin.properties", "KLAMM_BOOTSTRAP_SERVERS": servers}
+        run(REPLICATE, tmp_path, environment(**variables))

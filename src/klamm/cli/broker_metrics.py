@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from klamm.cli import command_config
 from klamm.cli.cluster_control import Address
+from klamm.model import is_loopback
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponseBroker
@@ -15,16 +19,37 @@ if TYPE_CHECKING:
 _ANYWHERE: Final = ("", "0.0.0.0", "::")
 
 
+@dataclass(frozen=True, slots=True)
+class MetricsEndpoint:
+    """Where a broker serves its metrics."""
+
+    host: str
+    port: int
+    tls: bool
+
+    def request(self, login: str | None) -> urllib.request.Request:
+        """Return the request. A login crosses the network only if TLS protects it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        request = urllib.request.Request(f"{'https' if self.tls else 'http'}://{host}:{self.port}/metrics")
+        if login is not None and (self.tls or is_loopback(self.host)):
+            request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+        return request
+
+
 def read_metrics(
     node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float, prefixes: tuple[str, ...]
 ) -> Mapping[str, float]:
-    """Return the metrics that start so, by name and tags; none if there is no endpoint or it does not answer."""
-    address = addresses.get(node.node_id) or _metrics_address(node, timeout_s)
-    if address is None:
+    """Return the metrics that start so, by name and tags; none if there is no endpoint or it does not answer.
+
+    If the endpoint requires TLS and a login, they come from the command's configuration.
+    """
+    endpoint = _endpoint(node, addresses.get(node.node_id), timeout_s)
+    if endpoint is None:
         return {}
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    context = command_config.current.metrics_context if endpoint.tls else None
+    request = endpoint.request(command_config.current.metrics_login)
     try:
-        with urllib.request.urlopen(f"http://{host}:{address[1]}/metrics", timeout=timeout_s) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as answer:
             lines = answer.read().decode().splitlines()
     except (OSError, urllib.error.URLError):
         return {}
@@ -32,8 +57,8 @@ def read_metrics(
     return {name: float(value) for name, value in named}
 
 
-def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address | None:
-    """Return the address that the broker reports, which includes a free port that it chose."""
+def _endpoint(node: MetadataResponseBroker, given: Address | None, timeout_s: float) -> MetricsEndpoint | None:
+    """Return the endpoint that the broker reports, with a free port that it chose, or at the given address."""
     from klamm.cli.broker_requests import ask
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
@@ -41,15 +66,18 @@ def _metrics_address(node: MetadataResponseBroker, timeout_s: float) -> Address 
         DescribeConfigsResponse,
     )
 
-    keys = ["klamm.metrics.host", "klamm.metrics.port"]
+    keys = ["klamm.metrics.host", "klamm.metrics.port", "klamm.metrics.ssl.enable"]
     broker = DescribeConfigsResource(resource_type=4, resource_name=str(node.node_id), configuration_keys=keys)
     request = DescribeConfigsRequest(resources=[broker])
     try:
         answer = ask((node.host, node.port), request, 1, DescribeConfigsResponse, timeout_s)
     except OSError:
-        return None
+        return None if given is None else MetricsEndpoint(*given, tls=False)
     values = {config.name: config.value or "" for result in answer.results for config in result.configs}
     port, host = values.get("klamm.metrics.port", ""), values.get("klamm.metrics.host", "")
+    tls = values.get("klamm.metrics.ssl.enable") == "true"
+    if given is not None:
+        return MetricsEndpoint(*given, tls)
     if not port.isdecimal() or int(port) == 0:
         return None
-    return (node.host if host in _ANYWHERE else host, int(port))
+    return MetricsEndpoint(node.host if host in _ANYWHERE else host, int(port), tls)

@@ -45,7 +45,8 @@ EXIT_UNDECIDED: Final = 4
 SHOWN_PARTITIONS: Final = 20
 _UNREAD_METRICS: Final = (
     "No metrics of broker{}: damaged logs and replicas of another topic are not shown. "
-    "Set klamm.metrics.port; 0 picks a free port."
+    "Set klamm.metrics.port; 0 picks a free port. If metrics require TLS or a password, pass --command-config with "
+    "ssl.truststore.location and klamm.metrics.basic.auth."
 )
 _UNTIL_ELECTED: Final = "no elections or topic changes until one is elected"
 _ZOOKEEPER: Final = {True: "answers", False: "does not answer (no elections or topic changes until it does)", None: "-"}

@@ -17,9 +17,12 @@ import typer.main
 from klamm.cli.output import note, yellow
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from klamm.security.client_security import ClientSecurity
 
 VARIABLE: Final = "KLAMM_COMMAND_CONFIG"
+METRICS_LOGIN: Final = "klamm.metrics.basic.auth"
 
 
 class CommandConfig:
@@ -53,6 +56,24 @@ class CommandConfig:
         return self._security
 
     @property
+    def metrics_login(self) -> str | None:
+        """The `USER:PASSWORD` of the brokers' metrics. Raises ConfigError."""
+        return self.properties.get(METRICS_LOGIN)
+
+    @property
+    def metrics_context(self) -> SSLContext:
+        """The TLS context for the brokers' metrics, also if the brokers themselves are used without TLS.
+
+        Raises ConfigError.
+        """
+        from klamm.security.client_security import ClientSecurity
+        from klamm.security.tls.contexts import client_context
+
+        tls = ClientSecurity.from_properties({**self.properties, "security.protocol": "SSL"}).tls
+        assert tls is not None
+        return client_context(tls)
+
+    @property
     def librdkafka(self) -> dict[str, Any]:
         """Raises ConfigError."""
         if not self.properties:
@@ -78,7 +99,7 @@ def _load(path: Path) -> dict[str, str]:
     from klamm.security.client_security import SECRET_PROPERTIES
 
     found = {name: str(value) for name, value in load_file(path)[0].items()}
-    if SECRET_PROPERTIES & found.keys() and path.stat().st_mode & 0o077:
+    if (SECRET_PROPERTIES | {METRICS_LOGIN}) & found.keys() and path.stat().st_mode & 0o077:
         note(f"{yellow('Warning:', sys.stderr)} {path} has passwords, and others may read it. Run: chmod 600 {path}")
     return found
 
