@@ -38,7 +38,7 @@ Kind = Literal["klamm", "kafka"]
 
 TIMEOUT_S: Final = 120.0
 SETTINGS: Final[Mapping[str, object]] = {
-    "zookeeper.session.timeout.ms": 4000,
+    "zookeeper.session.timeout.ms": 10_000,  # a JVM that starts on a busy machine may pause for seconds
     "replica.lag.time.max.ms": 4000,
     "controlled.shutdown.retry.backoff.ms": 500,
     "group.initial.rebalance.delay.ms": 0,
