@@ -318,6 +318,12 @@ class KafkaCluster:
         log = self._folder / f"broker-{broker_id}.log"
         return ChildProcess(f"Kafka broker {broker_id}", "bench.run_program", arguments, log, lambda: True)
 
+    def add_listeners(self, ports: Mapping[str, int]) -> None:
+        """Give a cluster of one broker further listeners on localhost, before it starts."""
+        (broker_id,) = self.brokers
+        names = [f"PLAINTEXT://{LOOPBACK}:{self.port(broker_id)}"]
+        self._configs["listeners"] = ",".join([*names, *(f"{name}://localhost:{port}" for name, port in ports.items())])
+
     def _properties_file(self, broker_id: int) -> Path:
         return self._folder / f"broker-{broker_id}.properties"
 

@@ -1,4 +1,4 @@
-"""The cost of TLS and SASL on one broker: `python -m bench.security`.
+"""The cost of TLS and SASL on one broker: `python -m bench.security [--peer kafka --warm-up 2000]`.
 
 The figures are CPU time of the broker process per request or login, read from the system: the client's share, and other
 programs on the machine, do not count. Plain and secured connections take turns; the table shows medians.
@@ -10,8 +10,10 @@ import argparse
 import socket
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 from bench import report
 from klamm.client.blocking_connection import BlockingConnection
@@ -22,19 +24,20 @@ from klamm.protocol.record_batch import Record, build_batch
 from klamm.security.client_security import ClientSecurity
 from klamm.security.sasl.scram_credential import salted_password
 from klamm.security.tls.contexts import client_context
-from tests.support.secured_cluster import SecuredCluster, secured_cluster
+from tests.support.certificates import TlsFiles
+from tests.support.secured_cluster import secured_cluster
 
 KIB, MIB = 1 << 10, 1 << 20
 TOPIC = "measured"
 
 
 class Measured:
-    """The broker under measurement and how to connect to its listeners."""
+    """A broker under measurement and how to connect to its listeners."""
 
-    def __init__(self, cluster: SecuredCluster) -> None:
-        self.cluster = cluster
-        self._pid = cluster.brokers[0].process.pid
-        files = cluster.files
+    def __init__(self, name: str, pid: int, addresses: Mapping[str, tuple[str, int]], files: TlsFiles) -> None:
+        self.name = name
+        self._pid = pid
+        self._addresses = addresses
         tls = {"ssl.ca.location": str(files.ca), "ssl.certificate.location": str(files.client)}
         self.plain = ClientSecurity()
         self.tls = ClientSecurity.from_properties(
@@ -49,11 +52,10 @@ class Measured:
         return BlockingConnection(self.address(listener), client_id="bench", security=security)
 
     def address(self, listener: str) -> tuple[str, int]:
-        return "localhost", int(self.cluster.brokers[0].ready["listeners"][listener])
+        return self._addresses[listener]
 
     def per_step_us(self, step: Callable[[], object], count: int) -> float:
         """Return the broker's CPU time per step, in microseconds."""
-        step()
         before = self.cpu_s()
         for _ in range(count):
             step()
@@ -104,32 +106,57 @@ def connect_step(measured: Measured) -> Callable[[], object]:
     return lambda: measured.connect("PLAINTEXT", measured.plain).close()
 
 
-def rows(measured: Measured, rounds: int, count: int) -> list[tuple[str, ...]]:
+SCRAM: Final = ClientSecurity.from_properties(
+    {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "bench",
+        "sasl.password": "bench-secret",
+    }
+)
+Step = Callable[[], object]
+
+
+def steps(measured: Measured, count: int) -> dict[str, tuple[Step, Step, int]]:
+    """Return the plain and the secured step of each row, and their number."""
     with measured.connect("PLAINTEXT", measured.plain) as admin:
         topic = CreatableTopic(name=TOPIC, num_partitions=1, replication_factor=1, assignments=[], configs=[])
-        admin.ask(CreateTopicsRequest(topics=[topic], timeout_ms=10_000), CreateTopicsResponse, 4)
-    scram = ClientSecurity.from_properties(
-        {
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-256",
-            "sasl.username": "bench",
-            "sasl.password": "bench-secret",
-        }
-    )
+        admin.ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), CreateTopicsResponse, 4)
     plain, secured = measured.connect("PLAINTEXT", measured.plain), measured.connect("SSL", measured.tls)
-    pairs = {
+    return {
         "Produce, 16 KiB": (produce_step(plain), produce_step(secured), count),
         "Fetch, 1 MiB": (fetch_step(plain), fetch_step(secured), count // 2),
         "Connection, TLS handshake with certificates": (connect_step(measured), handshake_step(measured), count // 2),
-        "Connection, SCRAM-SHA-256 login": (connect_step(measured), login_step(measured, scram), count // 2),
+        "Connection, SCRAM-SHA-256 login": (connect_step(measured), login_step(measured, SCRAM), count // 2),
     }
+
+
+def rows(sides: Sequence[Measured], rounds: int, count: int, warm_up: int) -> list[tuple[str, ...]]:
+    """Measure the sides in turn. A JVM is faster after many steps, so each step is warmed up."""
+    made = [steps(side, count) for side in sides]
     found: list[tuple[str, ...]] = []
-    for name, (first, second, steps) in pairs.items():
-        taken = [(measured.per_step_us(first, steps), measured.per_step_us(second, steps)) for _ in range(rounds)]
-        one, two = (statistics.median(pair[side] for pair in taken) for side in (0, 1))
-        per_s = f"{1e6 / two:,.0f}" if name.startswith("Connection") else ""
-        found.append((name, f"{one:,.0f}", f"{two:,.0f}", f"{two / max(one, 1e-9):.2f}", per_s))
+    for name in made[0]:
+        taken: dict[tuple[int, int], list[float]] = {}
+        for turn in range(rounds + 1):
+            for number, side in enumerate(sides):
+                *both, repeats = made[number][name]
+                for security, step in enumerate(both):
+                    us = side.per_step_us(step, warm_up if turn == 0 else repeats)
+                    if turn:
+                        taken.setdefault((number, security), []).append(us)
+        found.append((name, *cells(taken, len(sides), is_connection=name.startswith("Connection"))))
     return found
+
+
+def cells(taken: Mapping[tuple[int, int], list[float]], sides: int, *, is_connection: bool) -> list[str]:
+    """Return plain, secured, their ratio and connections per second of CPU per side; then klamm's by Kafka's figure."""
+    out: list[str] = []
+    medians = {key: statistics.median(values) for key, values in taken.items()}
+    for number in range(sides):
+        plain, secured = medians[number, 0], medians[number, 1]
+        per_s = f"{1e6 / secured:,.0f}" if is_connection else ""
+        out += [f"{plain:,.0f}", f"{secured:,.0f}", f"{secured / max(plain, 1e-9):.2f}", per_s]
+    return [*out, f"{medians[0, 1] / medians[1, 1]:.2f}"] if sides > 1 else out
 
 
 def set_up_user(measured: Measured) -> None:
@@ -149,26 +176,73 @@ def set_up_user(measured: Measured) -> None:
         assert answer.results[0].error_code == 0, answer
 
 
+LISTENERS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT")
+COMMON: Final = {"security.inter.broker.protocol": "PLAINTEXT", "sasl.enabled.mechanisms": "SCRAM-SHA-256"}
+
+
+@contextmanager
+def klamm_broker(directory: Path) -> Iterator[tuple[Measured, TlsFiles]]:
+    extra = {"listeners": ",".join(f"{name}://localhost:0" for name in LISTENERS), **COMMON}
+    with secured_cluster(directory, 1, extra) as cluster:
+        broker = cluster.brokers[0]
+        addresses = {name: ("localhost", int(broker.ready["listeners"][name])) for name in LISTENERS}
+        yield Measured("klamm", broker.process.pid, addresses, cluster.files), cluster.files
+
+
+@contextmanager
+def kafka_broker(files: TlsFiles) -> Iterator[Measured]:
+    from bench.clusters import KafkaCluster
+    from klamm.local.ports import LOOPBACK, ReservedPort
+
+    ports = {name: ReservedPort() for name in LISTENERS[1:]}
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    configs: dict[str, object] = {
+        **COMMON,
+        "listener.name.ssl.ssl.client.auth": "required",
+        "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config": f"{module} required;",
+        "ssl.keystore.location": files.broker,
+        "ssl.keystore.type": "PEM",
+        "ssl.truststore.location": files.ca,
+        "ssl.truststore.type": "PEM",
+    }
+    cluster = KafkaCluster(1, configs)
+    cluster.add_listeners({name: port.number for name, port in ports.items()})
+    try:
+        with cluster:
+            addresses = {name: ("localhost", port.number) for name, port in ports.items()}
+            yield Measured("Kafka", cluster.pid(1), {**addresses, "PLAINTEXT": (LOOPBACK, cluster.port(1))}, files)
+    finally:
+        for port in ports.values():
+            port.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=400, help="requests per round")
+    parser.add_argument("--peer", choices=["kafka"], help="measure Apache Kafka in turn with klamm")
+    parser.add_argument("--warm-up", type=int, default=50, help="requests of each kind before the first round")
     options = parser.parse_args()
-    extra = {
-        "listeners": "PLAINTEXT://localhost:0,SSL://localhost:0,SASL_PLAINTEXT://localhost:0",
-        "security.inter.broker.protocol": "PLAINTEXT",
-        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
-    }
     load = report.load_average()
-    with tempfile.TemporaryDirectory() as directory, secured_cluster(Path(directory), 1, extra) as cluster:
-        measured = Measured(cluster)
-        set_up_user(measured)
-        found = rows(measured, options.rounds, options.count)
-    head = ("", "plain, us", "secured, us", "ratio", "per second of CPU")
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        klamm, files = stack.enter_context(klamm_broker(directory))
+        sides = [klamm, stack.enter_context(kafka_broker(files))] if options.peer else [klamm]
+        for side in sides:
+            set_up_user(side)
+        found = rows(sides, options.rounds, options.count, options.warm_up)
+    head = ["", *(f"{side.name} {what}" for side in sides for what in ("plain, us", "secured, us", "ratio", "per s"))]
     text = (
         "## TLS and SASL\n\nCPU time of the broker process per request or connection; TLS 1.3, one connection. "
-        f"Medians of {options.rounds} rounds.\n\n{report.machine()} {report.load_note(load)}\n\n"
-        f"{report.table(head, found)}"
+        f"Medians of {options.rounds} rounds, after {options.warm_up} requests of each kind. "
+        "`per s` is connections per second of CPU. "
+        + (
+            "The last column is klamm's secured figure divided by Kafka's; the goal is at most 1. "
+            if options.peer
+            else ""
+        )
+        + f"\n\n{report.machine()} {report.load_note(load)}\n\n"
+        f"{report.table([*head, *(['klamm / Kafka'] if options.peer else [])], found)}"
     )
     report.write_section("security", text)
     print(text)
