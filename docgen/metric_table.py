@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from klamm.client.connection_totals import GAUGES
 from klamm.controller.states import ControllerState
 from klamm.coordinator.group_metadata import GroupState
 from klamm.coordinator.transaction.transaction_metadata import TransactionState
@@ -55,6 +56,30 @@ def _client_quotas() -> list[Described]:
             exempt = "Share of the loop's time that requests of brokers and Produce with acks=0 take, in percent."
             found += _rows("kafka.server", type_, ("exempt-request-time", "gauge", exempt))
     return found
+
+
+def _connections(group: str, type_: str, labels: str, of: str) -> list[Described]:
+    """The metrics of outgoing connections: one row per name in `GAUGES`."""
+    meanings = {
+        "connection-count": "open connections to the broker.",
+        "connection-creation-total": "connections opened to the broker.",
+        "connection-close-total": "connections to the broker that ended.",
+        "connection-failure-total": "attempts to connect or to authenticate that failed.",
+        "request-total": "requests sent to the broker, retries included.",
+        "response-total": "responses of the broker.",
+        "request-failure-total": "requests without a response: the connection ended, or the time was over.",
+        "requests-in-flight": "requests that wait for their response now.",
+        "outgoing-byte-total": "bytes sent to the broker.",
+        "incoming-byte-total": "bytes received from the broker.",
+        "request-latency-avg": "time from a request to its response in milliseconds, average of the last 256.",
+        "request-latency-max": "the longest of these times.",
+    }
+    assert meanings.keys() == GAUGES.keys()
+    rows: list[tuple[str, Kind, str, str]] = []
+    for name, meaning in meanings.items():
+        text = of + meaning
+        rows.append((name, "gauge", text[0].upper() + text[1:], labels))
+    return _rows(group, type_, *rows)
 
 
 def _topic_meters() -> list[Described]:
@@ -169,7 +194,31 @@ METRICS: Final = (
         ("LastQueuedRequest", "gauge", "Number of the last request that was queued for the broker.", "broker_id"),
         ("LastAcknowledgedRequest", "gauge", "Number of the last request that the broker acknowledged.", "broker_id"),
         ("MetadataLag", "gauge", "Queued requests minus acknowledged ones: how far the broker lags.", "broker_id"),
+        ("QueueSizeMax", "gauge", "Largest QueueSize of the last minute.", "broker_id"),
         when="on the active controller",
+    ),
+    *_rows(
+        "klamm.controller",
+        "ControllerEventManager",
+        ("EventQueueSizeMax", "gauge", "Largest EventQueueSize of the last minute."),
+    ),
+    *_rows(
+        "klamm.server",
+        "EventLoop",
+        (
+            "IdlePercent",
+            "gauge",
+            "Share of the last minute in which the loop's thread used no CPU, from 0 to 1.",
+            "loop",
+        ),
+        (
+            "TurnTimeMs",
+            "histogram",
+            "Duration of a turn without the wait for events. Sampled: four turns per second, of the control loop one.",
+            "loop",
+        ),
+        ("LagMs", "histogram", "How much later than due a timer fires. Sampled as often.", "loop"),
+        ("LagMsMax", "gauge", "Largest LagMs of the last minute.", "loop"),
     ),
     *_rows(
         "klamm.server",
@@ -235,6 +284,24 @@ METRICS: Final = (
         ("ControlPlaneResponseQueueSize", "gauge", "Responses of the control plane that wait to be written."),
     ),
     *_rows(
+        "klamm.network",
+        "RequestChannel",
+        ("RequestQueueSizeMax", "gauge", "Largest RequestQueueSize of the last minute."),
+        ("ControlPlaneRequestQueueSizeMax", "gauge", "Largest ControlPlaneRequestQueueSize of the last minute."),
+    ),
+    *_rows(
+        "klamm.network",
+        "SocketServer",
+        (
+            "MutedConnections",
+            "gauge",
+            "Connections that the broker does not read, by reason: `not-admitted`, `queue-full`, `in-flight` (10 requests "
+            "of the connection are in the broker), `throttled`, `unread-responses`, `memory`, `closing` or "
+            "`authentication`. A connection with several reasons counts under each.",
+            "reason",
+        ),
+    ),
+    *_rows(
         "kafka.network",
         "SocketServer",
         ("NetworkProcessorAvgIdlePercent", "gauge", "Share of time in which the data plane's sockets had no work."),
@@ -291,17 +358,8 @@ METRICS: Final = (
             "listener,networkProcessor",
         ),
     ),
-    *_rows(
-        "kafka.server",
-        "controller-channel-metrics",
-        ("connection-count", "gauge", "Connections that the controller has to the broker now: 0 or 1.", "broker_id"),
-        ("connection-creation-total", "gauge", "Connections opened to the broker.", "broker_id"),
-        ("connection-close-total", "gauge", "Connections to the broker that ended.", "broker_id"),
-        ("request-total", "gauge", "Requests sent to the broker, retries included.", "broker_id"),
-        ("response-total", "gauge", "Responses of the broker.", "broker_id"),
-        ("outgoing-byte-total", "gauge", "Bytes sent to the broker.", "broker_id"),
-        ("incoming-byte-total", "gauge", "Bytes received from the broker.", "broker_id"),
-    ),
+    *_connections("kafka.server", "controller-channel-metrics", "broker_id", "The controller's connections: "),
+    *_connections("klamm.server", "outgoing-connection-metrics", "channel,broker_id", ""),
     *_rows(
         "kafka.server",
         "KafkaRequestHandlerPool",
@@ -353,6 +411,22 @@ METRICS: Final = (
         "DelayedOperationPurgatory",
         ("PurgatorySize", "gauge", "Watched keys of delayed operations.", "delayedOperation"),
         ("NumDelayedOperations", "gauge", "Delayed operations.", "delayedOperation"),
+    ),
+    *_rows(
+        "klamm.server",
+        "DelayedOperationPurgatory",
+        (
+            "CompletedOperationsPerSec",
+            "meter",
+            "Operations that waited and ended because their condition held.",
+            "delayedOperation",
+        ),
+        (
+            "ExpiredOperationsPerSec",
+            "meter",
+            "Operations that waited until their deadline. For Fetch this is usual: nothing new was written.",
+            "delayedOperation",
+        ),
     ),
     *_rows(
         "kafka.server",

@@ -28,6 +28,14 @@ Kafka.
 | histogram, timer | a gauge with the label `quantile`, and a counter `..._count`; times are in milliseconds |
 | percent | a counter `..._count` in nanoseconds; without labels also a gauge `..._percent` between 0 and 1 |
 
+Metrics whose name ends with `Max` are the maximum over the last minute, in steps of five seconds. No peak between two
+scrapes is lost if you scrape at least once per minute. Reading them changes nothing, so several scrapers can be used.
+
+`outgoing-connection-metrics` count the connections of a broker to other brokers, or to itself, by `channel`:
+`controller` (the controller's requests), `replica-fetcher`, `alter-partition` and `forwarding` (to the controller),
+`producer-ids`, `txn-marker`, `add-partitions-to-txn`, `control-log` and `features`. Connections for a single request
+are not counted.
+
 Each metric has one row: the exported name, Kafka's name in the group of the section, and the labels.
 """
 

@@ -50,7 +50,8 @@ class DelayedOperationPurgatory:
         self._watchers: dict[Hashable, dict[_Operation[Any], None]] = {}
         self._size = 0
         self._watched = 0
-        self.expired_count = 0
+        self.completed_count = self.expired_count = 0
+        """Operations that waited and ended by their condition, or by their deadline."""
 
     @property
     def size(self) -> int:
@@ -112,6 +113,7 @@ class DelayedOperationPurgatory:
                     operation.wait.complete(key)
                 operation.future.set_result(result)
                 completed += 1
+        self.completed_count += completed
         return completed
 
     def check_all(self) -> None:

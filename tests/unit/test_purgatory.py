@@ -20,6 +20,7 @@ def test_what_is_done_already_does_not_wait(loop: asyncio.AbstractEventLoop) -> 
     assert purgatory.try_complete_else_watch(["a"], 1000, lambda: "done", lambda: "late") == "done"
     assert purgatory.try_complete_else_watch(["a"], 0, lambda: None, lambda: "late") == "late"
     assert (purgatory.size, purgatory.watched) == (0, 0)
+    assert (purgatory.completed_count, purgatory.expired_count) == (0, 0), "only operations that waited count"
 
 
 def test_a_check_completes_what_its_key_concerns(loop: asyncio.AbstractEventLoop) -> None:
@@ -36,6 +37,7 @@ def test_a_check_completes_what_its_key_concerns(loop: asyncio.AbstractEventLoop
     assert isinstance(waiting["two"], asyncio.Future) and not waiting["two"].done()
     assert purgatory.check_and_complete("c") == 0 and purgatory.check_and_complete("b") == 1
     assert (purgatory.size, purgatory.watched, purgatory.expired_count) == (0, 0, 0)
+    assert purgatory.completed_count == 2
 
 
 def test_time_runs_out(loop: asyncio.AbstractEventLoop) -> None:
@@ -44,6 +46,7 @@ def test_time_runs_out(loop: asyncio.AbstractEventLoop) -> None:
     assert isinstance(waiting, asyncio.Future)
     assert loop.run_until_complete(waiting) == "late"
     assert (purgatory.size, purgatory.watched, purgatory.expired_count) == (0, 0, 1)
+    assert purgatory.completed_count == 0
 
 
 def test_who_gives_up_is_forgotten(loop: asyncio.AbstractEventLoop) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from klamm.client.connection_totals import ConnectionTotals
 from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
 from klamm.client.patience import SINGLE_REQUEST
 from klamm.client.versions import BrokerVersions, Negotiation
@@ -28,17 +29,6 @@ _SIZE_BYTES: Final = 4
 """The length before each frame."""
 _REAUTHENTICATE_AT: Final = 0.85
 """The share of a session's lifetime after which the client authenticates again, as in Kafka."""
-
-
-class ConnectionTotals:
-    """Totals of one connection, or of several that follow each other."""
-
-    __slots__ = ("closed", "created", "incoming_bytes", "outgoing_bytes", "requests", "responses")
-
-    def __init__(self) -> None:
-        self.created = self.closed = 0
-        self.requests = self.responses = 0
-        self.incoming_bytes = self.outgoing_bytes = 0
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
@@ -107,6 +97,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except asyncio.CancelledError:
             connection.close()
             raise
+        except (OSError, SaslFailure) as error:
+            connection._totals.failed_connections += 1
+            connection.close()
+            if isinstance(error, ConnectionError):
+                raise
+            raise _connection_error(error, host, port, timeout_ms) from None
         except _ProofUnknown:
             connection.close()
             return await cls.connect(
@@ -120,18 +116,6 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 totals=totals,
                 security=replace(security, peer=None),
             )
-        except TimeoutError:
-            connection.close()
-            raise TimeoutError(f"{host}:{port} did not answer within {timeout_ms} ms") from None
-        except ConnectionError:
-            connection.close()
-            raise
-        except SaslFailure as error:
-            connection.close()
-            raise ConnectionError(f"{host}:{port}: {error}") from None
-        except OSError as error:
-            connection.close()
-            raise ConnectionError(f"{host}:{port} cannot be reached: {error.strerror or error}") from error
         return connection
 
     async def _open(self, host: str, port: int, security: ClientSecurity) -> None:
@@ -175,8 +159,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return future
         waiting = _Waiting(api_key, version, future)
         if self._held is None:
-            head, size = self._exchange.begin(waiting, body)
-            self._write(head, body, size)
+            self._begin(waiting, body)
         else:
             self._held.append((waiting, api_key, version, body))
         seconds = (self._request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
@@ -191,8 +174,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._held is not None:
             self._held.append((None, request.KEY, version, body))
             return
-        head, size = self._exchange.begin_unanswered(request.KEY, version, body)
-        self._write(head, body, size)
+        self._begin_unanswered(request.KEY, version, body)
 
     async def api_versions(self) -> BrokerVersions:
         """Return the versions that the broker serves. Requested once per connection."""
@@ -280,12 +262,21 @@ class BrokerConnection(asyncio.BufferedProtocol):
         held, self._held = self._held or [], None
         for waiting, api_key, version, body in held:
             if waiting is None:
-                head, size = self._exchange.begin_unanswered(api_key, version, body)
+                self._begin_unanswered(api_key, version, body)
             else:
-                head, size = self._exchange.begin(waiting, body)
-            self._write(head, body, size)
+                self._begin(waiting, body)
 
     # --- inside ---
+
+    def _begin(self, waiting: _Waiting, body: list[BytesLike]) -> None:
+        head, size = self._exchange.begin(waiting, body)
+        waiting.sent_s = self._totals.monotonic()
+        self._write(head, body, size)
+
+    def _begin_unanswered(self, api_key: int, version: int, body: list[BytesLike]) -> None:
+        head, size = self._exchange.begin_unanswered(api_key, version, body)
+        self._totals.unanswered += 1
+        self._write(head, body, size)
 
     def _write(self, head: bytes, body: list[BytesLike], size: int) -> None:
         assert self._transport is not None
@@ -298,7 +289,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _on_frame(self, frame: Frame) -> None:
         waiting, response_class, version, position = self._exchange.match(frame)
-        self._totals.responses += 1
+        totals = self._totals
+        totals.responses += 1
+        totals.latencies_ms.append((totals.monotonic() - waiting.sent_s) * 1000)
         if len(frame) > WHOLE_BYTES:
             waiting.stop_timer()
             self._decode_on(waiting, decode_in_slices(response_class, version, frame, position))
@@ -336,12 +329,21 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._session is not None:
             self._session.cancel()
         pending = self._exchange.pending
+        self._totals.failed_requests += len(pending)
         while pending:
             pending.popleft().fail(error)
         held, self._held = self._held, None
         for waiting, *_ in held or ():
             if waiting is not None:
                 waiting.fail(error)
+
+
+def _connection_error(error: OSError | SaslFailure, host: str, port: int, timeout_ms: int) -> OSError:
+    if isinstance(error, TimeoutError):
+        return TimeoutError(f"{host}:{port} did not answer within {timeout_ms} ms")
+    if isinstance(error, SaslFailure):
+        return ConnectionError(f"{host}:{port}: {error}")
+    return ConnectionError(f"{host}:{port} cannot be reached: {error.strerror or error}")
 
 
 class _ProofUnknown(Exception):
@@ -355,12 +357,13 @@ def _not_kafka(error: ProtocolError) -> ConnectionError:
 class _Waiting(Pending):
     """A request whose future waits for its response."""
 
-    __slots__ = ("future", "timer")
+    __slots__ = ("future", "sent_s", "timer")
 
     def __init__(self, api_key: int, version: int, future: asyncio.Future[Any]) -> None:
         super().__init__(api_key, version)
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
+        self.sent_s = 0.0
 
     def stop_timer(self) -> None:
         if self.timer is not None:

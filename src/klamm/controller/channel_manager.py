@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from klamm.client.asyncio_connection import BrokerConnection, ConnectionTotals
+from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import GAUGES, forget_outgoing, outgoing_totals
 from klamm.client.patience import CONTROL_REQUEST
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
@@ -33,6 +35,8 @@ from klamm.model import BrokerEndPoints, TopicPartition
 log = logging.getLogger(__name__)
 
 _GROUP, _OWN_GROUP, _TYPE = "kafka.controller", "klamm.controller", "ControllerChannelManager"
+
+_CHANNEL = "controller"
 
 
 class RequestSender:
@@ -59,7 +63,7 @@ class RequestSender:
         self._sending: QueueItem | None = None
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
-        self._totals = ConnectionTotals()
+        self._totals = totals = outgoing_totals(metrics, _CHANNEL, broker.id)
         self._failures = 0
         self._sent_s = 0.0
         self._correlation_id = first_correlation_id - 1
@@ -69,12 +73,14 @@ class RequestSender:
         tags = {"broker-id": str(broker.id)}
         self._timer = metrics.timer(_GROUP, _TYPE, "RequestRateAndQueueTimeMs", tags)
         metrics.gauge(_GROUP, _TYPE, "QueueSize", lambda: self.queue_size, tags)
+        self._queue_peak = metrics.peak("control", _OWN_GROUP, _TYPE, "QueueSizeMax", lambda: self.queue_size, tags)
         metrics.gauge(_GROUP, _TYPE, "OldestItemAgeMs", self.oldest_item_age_ms, tags)
         metrics.gauge(_GROUP, _TYPE, "CoalescedRequestCount", lambda: self._queue.coalesced, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "LastQueuedRequest", lambda: self._put_count, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "LastAcknowledgedRequest", lambda: self.last_acknowledged, tags)
         metrics.gauge(_OWN_GROUP, _TYPE, "MetadataLag", lambda: self._put_count - self.last_acknowledged, tags)
-        _register_connection(metrics, self._totals, tags)
+        for gauge, value in GAUGES.items():  # as in Kafka, also in a group of the controller's channels
+            metrics.gauge("kafka.server", "controller-channel-metrics", gauge, partial(value, totals), tags)
         name = f"Controller-{config.broker_id}-to-broker-{broker.id}-send-thread"
         self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
 
@@ -102,6 +108,7 @@ class RequestSender:
     def put(self, request: ControlRequest) -> None:
         coalesced = self._queue.coalesced
         self._queue.put(request, self._clock.monotonic(), self._journal.decision)
+        self._queue_peak.highest = max(self._queue_peak.highest, len(self._queue))
         self._wake.set()
         self._put_count += 1
         is_coalesced = self._queue.coalesced > coalesced
@@ -213,21 +220,6 @@ class RequestSender:
             self._connection = None
 
 
-def _register_connection(metrics: MetricsRegistry, totals: ConnectionTotals, tags: dict[str, str]) -> None:
-    """The connection's metrics, in the group of Kafka's selector for these channels."""
-
-    def gauge(name: str, read: Callable[[], object]) -> None:
-        metrics.gauge("kafka.server", "controller-channel-metrics", name, read, tags)
-
-    gauge("connection-count", lambda: totals.created - totals.closed)
-    gauge("connection-creation-total", lambda: totals.created)
-    gauge("connection-close-total", lambda: totals.closed)
-    gauge("request-total", lambda: totals.requests)
-    gauge("response-total", lambda: totals.responses)
-    gauge("outgoing-byte-total", lambda: totals.outgoing_bytes)
-    gauge("incoming-byte-total", lambda: totals.incoming_bytes)
-
-
 class ControllerChannelManager:
     """Owner of all senders; lives on the control loop."""
 
@@ -276,6 +268,7 @@ class ControllerChannelManager:
             sender.close()
             self._next_correlation_ids[broker_id] = sender.next_correlation_id
             self._metrics.remove_tagged("broker-id", str(broker_id))
+            forget_outgoing(self._metrics, _CHANNEL, broker_id)
 
     def remove_all(self) -> None:
         for broker_id in {*self._senders, *self._queries}:

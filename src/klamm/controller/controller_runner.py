@@ -26,7 +26,7 @@ from klamm.controller.journal import ControllerJournal
 from klamm.controller.metrics import ControllerMetrics
 from klamm.controller.replies import BrokerRegistration, EventReply
 from klamm.errors import ErrorCode
-from klamm.metrics import MetricsRegistry
+from klamm.metrics import LoopMeter, MetricsRegistry
 from klamm.model import NO_CONTROLLER, UNKNOWN_BROKER_EPOCH
 from klamm.zk.client.loop_pulse import LoopPulse
 from klamm.zk.client.zk_session import SessionListener, ZkSession
@@ -38,6 +38,8 @@ THREAD_NAME: Final = "controller-event-thread"
 REGISTRATION_RETRY_S: Final = 0.1
 STALL_LIMIT_S: Final = 18.0
 """Allowed stall of the control loop: events of many partitions take seconds."""
+LOOP_SAMPLE_S: Final = 1.0
+"""Rarer than on the broker loop: the control loop rests most of the time, and a sample wakes its thread."""
 LONGEST_REGISTRATION_RETRY_S: Final = 5.0
 MIN_TIMEOUT_MS: Final = 1_000
 """Minimum wait for the answer: with a timeout of 0, a client still receives a refusal, as from Kafka."""
@@ -179,9 +181,11 @@ class ControllerRunner:
         ready.set()
         pulse = LoopPulse.started("control", STALL_LIMIT_S)
         self._zk.watch_loop(pulse)
+        meter = LoopMeter.started("control", self._metrics, LOOP_SAMPLE_S)
         try:
             await manager.run()
         finally:
+            meter.stop()
             pulse.stop()
             await channels.shutdown()
 

@@ -204,6 +204,7 @@ class ControllerEventManager:
             self._refuse(queued, ErrorCode.REQUEST_TIMED_OUT)
             return queued
         self._queue.append(queued)
+        self._metrics.on_queued(len(self._queue))
         self._wake.set()
         return queued
 

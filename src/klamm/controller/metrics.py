@@ -7,7 +7,7 @@ from collections.abc import Callable
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.states import ControllerState, ReplicaState
-from klamm.metrics import Histogram, MetricsRegistry
+from klamm.metrics import Histogram, MetricsRegistry, Peak
 
 _GROUP = "kafka.controller"
 
@@ -24,6 +24,7 @@ class ControllerMetrics:
         }
         self._unclean = registry.meter(_GROUP, "ControllerStats", "UncleanLeaderElectionsPerSec")
         self._unclean_seen = 0
+        self._queue_peak: Peak | None = None
         self._register_gauges()
 
     def _register_gauges(self) -> None:
@@ -61,8 +62,14 @@ class ControllerMetrics:
         )
 
     def watch_queue(self, size: Callable[[], int], state: Callable[[], ControllerState]) -> None:
+        own = ("control", "klamm.controller", "ControllerEventManager")
+        self._queue_peak = self._registry.peak(*own, "EventQueueSizeMax", size)
         self._registry.gauge(_GROUP, "ControllerEventManager", "EventQueueSize", size)
         self._registry.gauge(_GROUP, "KafkaController", "ControllerState", lambda: int(state()))
+
+    def on_queued(self, queue_size: int) -> None:
+        if self._queue_peak is not None and queue_size > self._queue_peak.highest:
+            self._queue_peak.highest = queue_size
 
     def on_dequeued(self, queue_time_ms: float) -> None:
         self._queue_time.update(queue_time_ms)

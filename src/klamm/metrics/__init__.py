@@ -11,14 +11,17 @@ from klamm.metrics.conversions import ConversionStats
 from klamm.metrics.http import MetricsServer
 from klamm.metrics.instruments import (
     BusyRatio,
+    Counter,
     Gauge,
     GaugeTable,
     Histogram,
     HistogramColumn,
     Meter,
+    Peak,
     SampleTable,
     Timer,
 )
+from klamm.metrics.loop_meter import LoopMeter
 from klamm.metrics.registry import MetricsRegistry
 
 __all__ = [
@@ -26,13 +29,16 @@ __all__ = [
     "BrokerTopicStats",
     "BusyRatio",
     "ConversionStats",
+    "Counter",
     "Gauge",
     "GaugeTable",
     "Histogram",
     "HistogramColumn",
+    "LoopMeter",
     "Meter",
     "MetricsRegistry",
     "MetricsServer",
+    "Peak",
     "SampleTable",
     "Timer",
 ]

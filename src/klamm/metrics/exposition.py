@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 from klamm.metrics.instruments import (
     PERCENTILES,
     BusyRatio,
+    Counter,
     Gauge,
     GaugeTable,
     Histogram,
@@ -27,7 +28,7 @@ from klamm.metrics.instruments import (
     Timer,
 )
 
-Metric: TypeAlias = Meter | Gauge | Histogram | HistogramColumn | Timer | BusyRatio
+Metric: TypeAlias = Meter | Counter | Gauge | Histogram | HistogramColumn | Timer | BusyRatio
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -48,7 +49,7 @@ def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metr
     base = base_name(group, type_, name)
     has_head = False
     # Other kinds have two names per family: the lines of one name belong together, below one head.
-    size = PIECE if isinstance(next(iter(members.values()), None), Meter | Gauge) else max(len(tags), 1)
+    size = PIECE if isinstance(next(iter(members.values()), None), Meter | Counter | Gauge) else max(len(tags), 1)
     for start in range(0, len(tags), size):
         items = [(each, members[each]) for each in tags[start : start + size] if each in members]
         if not items:  # removed meanwhile
@@ -75,8 +76,8 @@ def render_table(group: str, type_: str, name: str, table: GaugeTable[Any, Any])
 
 def _render(base: str, items: list[tuple[Tags, Metric]]) -> list[str]:
     match items[0][1]:
-        case Meter():
-            return _counters(_total_name(base), ((t, m.count) for t, m in items if isinstance(m, Meter)))
+        case Meter() | Counter():
+            return _counters(_total_name(base), ((t, m.count) for t, m in items if isinstance(m, Meter | Counter)))
         case Gauge():
             return _gauges(base, ((t, m.value) for t, m in items if isinstance(m, Gauge)))
         case BusyRatio():

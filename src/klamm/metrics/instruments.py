@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from klamm.clock import Clock
 
 WINDOW: Final = 1028
 """Number of samples that a histogram keeps, the newest ones. Kafka's decaying reservoir has the same size."""
+PEAK_PERIOD_S: Final = 5.0
+PEAK_PERIODS: Final = 12
 PERCENTILES: Final = (50, 75, 95, 98, 99, 999)
 """The percentile attributes a JMX histogram has; 999 stands for 99.9."""
 
@@ -77,6 +79,50 @@ class Gauge:
     @property
     def value(self) -> object:
         return self.fn()
+
+
+class Counter:
+    """A total that its owner keeps. It is exported like a meter, and costs the owner nothing."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[], int]) -> None:
+        self.fn = fn
+
+    @property
+    def count(self) -> int:
+        return self.fn()
+
+
+class HasHighest(Protocol):
+    """An object that keeps the maximum of its own value."""
+
+    highest: int
+
+
+class Peak(Gauge):
+    """The maximum of a value over the last minute: a peak between two scrapes is seen, whoever else scrapes.
+
+    The owner writes (`if size > peak.highest: peak.highest = size`), or keeps `highest` itself where this runs very
+    often. The `LoopMeter` of the owner's loop calls `rotate`, so readers change nothing.
+    """
+
+    __slots__ = ("_current", "_owner", "_past", "highest")
+
+    def __init__(self, current: Callable[[], Number], owner: HasHighest | None = None) -> None:
+        super().__init__(self._maximum)
+        self._current = current
+        self._owner: HasHighest | Peak = self if owner is None else owner
+        self._past: tuple[Number, ...] = (0,)
+        self.highest: Number = 0
+
+    def rotate(self) -> None:
+        """Begin another period of `PEAK_PERIOD_S`."""
+        self._past = (*self._past[1 - PEAK_PERIODS :], self._owner.highest)
+        self._owner.highest = 0
+
+    def _maximum(self) -> Number:
+        return max(self._owner.highest, self._current(), *self._past)
 
 
 class GaugeTable(Generic[K, V]):

@@ -7,9 +7,22 @@ from typing import Any, TypeVar
 
 from klamm.clock import Clock
 from klamm.metrics.exposition import Metric, render_family, render_table
-from klamm.metrics.instruments import BusyRatio, Gauge, GaugeTable, Histogram, Meter, Tags, Timer
+from klamm.metrics.instruments import (
+    BusyRatio,
+    Counter,
+    Gauge,
+    GaugeTable,
+    HasHighest,
+    Histogram,
+    Meter,
+    Peak,
+    Tags,
+    Timer,
+)
 
 M = TypeVar("M", bound=Metric)
+K = TypeVar("K")
+V = TypeVar("V")
 FamilyKey = tuple[str, str, str]
 
 
@@ -20,6 +33,8 @@ class MetricsRegistry:
         self.clock = clock
         self._families: dict[FamilyKey, dict[Tags, Metric]] = {}
         self._tables: dict[FamilyKey, GaugeTable[Any, Any]] = {}
+        self._rows: dict[tuple[str, str], dict[Any, Any]] = {}
+        self._peaks: dict[str, dict[Peak, None]] = {}
         self._tagged: dict[tuple[str, str], dict[tuple[FamilyKey, Tags], None]] = {}
 
     def meter(self, group: str, type_: str, name: str, tags: Mapping[str, str] | None = None) -> Meter:
@@ -42,6 +57,47 @@ class MetricsRegistry:
     ) -> Gauge:
         """Register `fn` under the name. It replaces an earlier gauge, whose owner was replaced."""
         return self.register(group, type_, name, tags, Gauge(fn))
+
+    def counter(
+        self, group: str, type_: str, name: str, fn: Callable[[], int], tags: Mapping[str, str] | None = None
+    ) -> Counter:
+        """Register a total that its owner keeps."""
+        return self.register(group, type_, name, tags, Counter(fn))
+
+    def peak(
+        self,
+        loop: str,
+        group: str,
+        type_: str,
+        name: str,
+        current: Callable[[], int | float],
+        tags: Mapping[str, str] | None = None,
+        owner: HasHighest | None = None,
+    ) -> Peak:
+        """Register the maximum of a value that code of the named loop changes (see `LoopMeter`)."""
+        peak = self.register(group, type_, name, tags, Peak(current, owner))
+        self._peaks.setdefault(loop, {})[peak] = None
+        return peak
+
+    def rotate_peaks(self, loop: str) -> None:
+        """Begin a new period of the peaks that code of this loop writes. On that loop only."""
+        for peak in list(self._peaks.get(loop, ())):
+            peak.rotate()
+
+    def rows(
+        self,
+        group: str,
+        type_: str,
+        gauges: Mapping[str, Callable[[V], object]],
+        tags: Callable[[K], Mapping[str, str]],
+    ) -> dict[K, V]:
+        """Return the rows of one table per gauge, by key. The first call registers the tables."""
+        rows = self._rows.get((group, type_))
+        if rows is None:
+            rows = self._rows.setdefault((group, type_), {})
+            for name, value in gauges.items():
+                self.gauge_table(group, type_, name, GaugeTable(rows, tags, value))
+        return rows
 
     def gauge_table(self, group: str, type_: str, name: str, table: GaugeTable[Any, Any]) -> None:
         """Register all gauges of one name at once. `find` does not find its members."""
@@ -102,8 +158,11 @@ class MetricsRegistry:
 
     def _remove(self, key: FamilyKey, tags: Tags) -> None:
         members = self._families.get(key)
-        if members is None or members.pop(tags, None) is None:
+        if members is None or (removed := members.pop(tags, None)) is None:
             return
+        if isinstance(removed, Peak):
+            for peaks in self._peaks.values():
+                peaks.pop(removed, None)
         if not members:
             self._families.pop(key, None)
         for tag in tags:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
+
+from klamm.metrics.instruments import GaugeTable, Tags
 
 NOT_ADMITTED: Final = 1
 """The acceptor has not admitted the connection."""
@@ -22,6 +26,18 @@ CLOSING: Final = 64
 """The connection accepts no further requests."""
 AUTHENTICATION: Final = 128
 """Too many logins of the address have failed: this one waits for its turn."""
+
+REASONS: Final = {
+    NOT_ADMITTED: "not-admitted",
+    QUEUE_FULL: "queue-full",
+    IN_FLIGHT: "in-flight",
+    THROTTLED: "throttled",
+    WRITE: "unread-responses",
+    MEMORY: "memory",
+    CLOSING: "closing",
+    AUTHENTICATION: "authentication",
+}
+"""The names of the reasons, for metrics."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 _TCP_ESTABLISHED: Final = 1
@@ -96,3 +112,24 @@ class PausableProtocol(asyncio.BufferedProtocol):
     def _end_throttle(self) -> None:
         self._unmute = None
         self.resume(THROTTLED)
+
+
+class MutedConnections(GaugeTable[int, str]):
+    """The connections that are not read, by reason. They are counted when they are asked for, in one pass.
+
+    A connection with several reasons counts under each.
+    """
+
+    __slots__ = ("_connections",)
+
+    def __init__(self, connections: Callable[[], Iterable[PausableProtocol]]) -> None:
+        super().__init__(REASONS, lambda reason: {"reason": REASONS[reason]}, lambda name: name)
+        self._connections = connections
+
+    def samples(self, keys: Sequence[int]) -> Iterator[tuple[Tags, object]]:
+        combined = Counter(connection.paused for connection in self._connections())
+        for reason in keys:
+            yield (
+                (("reason", REASONS[reason]),),
+                sum(count for reasons, count in combined.items() if reasons & reason),
+            )

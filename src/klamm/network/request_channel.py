@@ -93,6 +93,9 @@ class RequestChannel:
 
         gauge("RequestChannel", "RequestQueueSize", lambda: self.data.size)
         gauge("RequestChannel", "ControlPlaneRequestQueueSize", lambda: self.control.size)
+        peaks = ("broker", "klamm.network", "RequestChannel")
+        registry.peak(*peaks, "RequestQueueSizeMax", lambda: self.data.size, owner=self.data)
+        registry.peak(*peaks, "ControlPlaneRequestQueueSizeMax", lambda: self.control.size, owner=self.control)
         gauge("SocketServer", "MemoryPoolAvailable", lambda: self.memory_pool.available_bytes)
         gauge("SocketServer", "MemoryPoolUsed", lambda: self.memory_pool.used_bytes)
 

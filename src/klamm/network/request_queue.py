@@ -44,10 +44,12 @@ class Lane(deque[Request]):
 class RequestQueue:
     """The lanes of one plane, in the order of their turns, and the lanes with a parked request."""
 
-    __slots__ = ("_turns", "limit", "size", "waiting")
+    __slots__ = ("_turns", "highest", "limit", "size", "waiting")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.highest = 0
+        """The largest size since this was set to 0."""
         self.size = 0
         """Requests that wait for a handler, without parked and held ones."""
         self.waiting: dict[Lane, None] = {}
@@ -61,7 +63,9 @@ class RequestQueue:
         """Queue a request. Return False if it is parked: the queue is full, or others already wait for room."""
         has_room = self.size < self.limit and not self.waiting
         if has_room:
-            self.size += 1
+            self.size = size = self.size + 1
+            if size > self.highest:
+                self.highest = size
         else:
             lane.is_parked = True
             self.waiting[lane] = None
@@ -116,6 +120,7 @@ class RequestQueue:
         if lane.is_held:
             lane.is_held = False
             self.size += len(lane) - lane.is_parked
+            self.highest = max(self.highest, self.size)
         if lane and not lane.is_listed and not lane.busy:
             lane.is_listed = True
             self._turns.append(lane)

@@ -23,6 +23,7 @@ from klamm.network.api_table import ApiTable
 from klamm.network.charging import NO_QUOTAS, RequestQuotas
 from klamm.network.connection_environment import ConnectionEnvironment, ConnectionOrders
 from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas
+from klamm.network.muting import MutedConnections
 from klamm.network.processor import Processor
 from klamm.network.request_channel import RequestChannel
 from klamm.network.request_context import ApiSpec
@@ -142,6 +143,8 @@ class SocketServer:
         for prefix, is_control in (("", False), ("ControlPlane", True)):
             processors = [a.processor for a in self.acceptors if a.processor.is_control_plane == is_control]
             self._register_plane(prefix, processors)
+        muted = MutedConnections(lambda: (c for a in self.acceptors for c in a.processor.connections))
+        self._registry.gauge_table("klamm.network", "SocketServer", "MutedConnections", muted)
 
     def _register_plane(self, prefix: str, processors: list[Processor]) -> None:
         def gauge(type_: str, name: str, fn: Any) -> None:

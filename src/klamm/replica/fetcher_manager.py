@@ -13,7 +13,9 @@ from typing import Final
 from zlib import crc32
 
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import outgoing_totals
 from klamm.metadata import MetadataCache
+from klamm.metrics import MetricsRegistry
 from klamm.model import NO_LEADER, TopicPartition
 from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher import Connect, ReplicaFetcher
@@ -153,7 +155,7 @@ class ReplicaFetcherManager:
         task.add_done_callback(self._ending.discard)
 
 
-def connect_by_metadata(config: FetcherConfig, metadata: MetadataCache) -> Connect:
+def connect_by_metadata(config: FetcherConfig, metadata: MetadataCache, metrics: MetricsRegistry) -> Connect:
     """Open connections to a broker's current address in the metadata."""
 
     async def connect(broker_id: int) -> LeaderConnection:
@@ -166,6 +168,7 @@ def connect_by_metadata(config: FetcherConfig, metadata: MetadataCache) -> Conne
             timeout_ms=config.socket_timeout_ms,
             client_id=f"broker-{config.broker_id}-fetcher",
             request_timeout_ms=config.socket_timeout_ms + config.max_wait_ms,
+            totals=outgoing_totals(metrics, "replica-fetcher", broker_id),
             security=config.outgoing.of(config.listener),
         )
 

@@ -58,6 +58,9 @@ def register_purgatory(metrics: MetricsRegistry, purgatory: DelayedOperationPurg
     tags = {"delayedOperation": purgatory.name}
     metrics.gauge(_SERVER, "DelayedOperationPurgatory", "PurgatorySize", lambda: purgatory.watched, tags)
     metrics.gauge(_SERVER, "DelayedOperationPurgatory", "NumDelayedOperations", lambda: purgatory.size, tags)
+    own = ("klamm.server", "DelayedOperationPurgatory")
+    metrics.counter(*own, "CompletedOperationsPerSec", lambda: purgatory.completed_count, tags)
+    metrics.counter(*own, "ExpiredOperationsPerSec", lambda: purgatory.expired_count, tags)
 
 
 def register_lag(metrics: MetricsRegistry, client_id: str, state: PartitionFetchState) -> None:

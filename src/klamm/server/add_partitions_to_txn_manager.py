@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import ConnectionTotals, outgoing_totals
 from klamm.client.patience import TRANSACTION_VERIFICATION
 from klamm.coordinator.partitioning import partition_for
 from klamm.errors import ErrorCode
@@ -73,6 +74,7 @@ class AddPartitionsToTxnManager:
         self._listener = listener
         self._name = name
         self._loop = loop
+        self._metrics = metrics
         self._failures = metrics.meter(*_TYPE, "VerificationFailureRate")
         self._times_ms = metrics.histogram(*_TYPE, "VerificationTimeMs")
         self._coordinators: dict[int, _Coordinator] = {}
@@ -96,7 +98,8 @@ class AddPartitionsToTxnManager:
         broker_id, endpoint = found
         coordinator = self._coordinators.get(broker_id)
         if coordinator is None:
-            coordinator = self._coordinators[broker_id] = _Coordinator(self._name, self._loop, self._outgoing)
+            totals = outgoing_totals(self._metrics, "add-partitions-to-txn", broker_id)
+            coordinator = self._coordinators[broker_id] = _Coordinator(self._name, self._loop, self._outgoing, totals)
         began_s = self._loop.time()
         answer.add_done_callback(lambda done: self._measure(began_s, done))
         identity = _Identity(transactional_id, producer_id, producer_epoch, verify_only)
@@ -129,8 +132,11 @@ class AddPartitionsToTxnManager:
 class _Coordinator:
     """The questions for one broker, and the connection to it."""
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, outgoing: OutgoingSecurity) -> None:
+    def __init__(
+        self, name: str, loop: asyncio.AbstractEventLoop, outgoing: OutgoingSecurity, totals: ConnectionTotals
+    ) -> None:
         self._name = name
+        self._totals = totals
         self._loop = loop
         self._outgoing = outgoing
         self._questions: dict[_Identity, _Question] = {}
@@ -237,7 +243,11 @@ class _Coordinator:
         self._disconnect()
         self._connected_to = endpoint
         self._connection = await BrokerConnection.connect(
-            endpoint.host, endpoint.port, client_id=self._name, security=self._outgoing.of(endpoint.listener)
+            endpoint.host,
+            endpoint.port,
+            client_id=self._name,
+            security=self._outgoing.of(endpoint.listener),
+            totals=self._totals,
         )
         return self._connection
 

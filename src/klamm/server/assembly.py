@@ -80,7 +80,7 @@ def assemble(
         control_log=control_log.of_control_loop,
     )
     has_rpc = inter_broker.has_producer_id_rpc(inter_broker.protocol(config))
-    channel = open_channel("producer-ids", broker_id, metadata, config, loop, outgoing) if has_rpc else None
+    channel = open_channel("producer-ids", broker_id, metadata, config, loop, outgoing, metrics) if has_rpc else None
     blocks = ProducerIdBlocks(broker_id, registration, zk, channel)
     producer_ids = ProducerIdManager(loop, blocks.allocate)
     connections = ConnectionOrders()

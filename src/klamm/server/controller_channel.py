@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import ConnectionTotals, outgoing_totals
 from klamm.client.patience import CONTROLLER_CHANNEL
 from klamm.config import KafkaConfig
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache
+from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint
 from klamm.protocol.wire import Message
 from klamm.security.outgoing import OutgoingSecurity
@@ -34,8 +38,11 @@ class ControllerChannel:
         loop: asyncio.AbstractEventLoop,
         timeout_ms: int,
         outgoing: OutgoingSecurity | None = None,
+        totals: Callable[[int], ConnectionTotals] = lambda _: ConnectionTotals(),
     ) -> None:
+        """`totals` returns those of the channel's connections to a broker."""
         self._outgoing = outgoing if outgoing is not None else OutgoingSecurity()
+        self._totals = totals
         self._metadata = metadata
         self._listener = listener
         self._name = name
@@ -91,6 +98,7 @@ class ControllerChannel:
                 client_id=self._name,
                 request_timeout_ms=self._timeout_ms,
                 security=self._outgoing.of(self._listener),
+                totals=self._totals(snapshot.controller_id),
             )
             self._opening = self._loop.create_task(opening)
         return await asyncio.shield(self._opening)
@@ -109,6 +117,7 @@ def open_channel(
     config: KafkaConfig,
     loop: asyncio.AbstractEventLoop,
     outgoing: OutgoingSecurity,
+    metrics: MetricsRegistry,
 ) -> ControllerChannel:
     """Return a broker's channel for one purpose. It connects when it is used."""
     return ControllerChannel(
@@ -118,6 +127,7 @@ def open_channel(
         loop=loop,
         timeout_ms=config.controller_socket_timeout_ms,
         outgoing=outgoing,
+        totals=partial(outgoing_totals, metrics, purpose),
     )
 
 

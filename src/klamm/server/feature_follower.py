@@ -11,6 +11,7 @@ from typing import Final
 
 from klamm.broker import Broker
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import outgoing_totals
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.model import TransactionVersion
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
@@ -101,6 +102,7 @@ class FeatureFollower:
                 client_id=f"broker-{self._broker.id}-features",
                 request_timeout_ms=config.request_timeout_ms,
                 security=self._broker.outgoing.of(config.inter_broker_listener),
+                totals=outgoing_totals(self._broker.metrics, "features", broker_id),
             )
             self._connections[broker_id] = connection
             ranges = (await connection.api_versions()).ranges

@@ -16,6 +16,7 @@ from klamm.apis.missing_topics import create_missing
 from klamm.apis.produce import ADMIN_CLIENT_ID
 from klamm.broker import Broker
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import ConnectionTotals, outgoing_totals
 from klamm.client.patience import CONTROL_LOG
 from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic
@@ -178,13 +179,16 @@ class LogTopicWriter:
             raise ConnectionError("the topic has no leader now")
         data = [PartitionProduceData(index=0, records=batch)]
         topics = [TopicProduceData(name=self._topic.name, partition_data=data)]
-        connection = await self._connected(endpoint, broker.outgoing.of(endpoint.listener))
+        totals = outgoing_totals(broker.metrics, self._topic.title.replace(" ", "-"), state.leader)
+        connection = await self._connected(endpoint, broker.outgoing.of(endpoint.listener), totals)
         response: ProduceResponse = await connection.send(
             ProduceRequest(acks=-1, timeout_ms=_TIMEOUT_MS, topic_data=topics), _PRODUCE_VERSION
         )
         return ErrorCode(response.responses[0].partition_responses[0].error_code)
 
-    async def _connected(self, endpoint: EndPoint, security: ClientSecurity) -> BrokerConnection:
+    async def _connected(
+        self, endpoint: EndPoint, security: ClientSecurity, totals: ConnectionTotals
+    ) -> BrokerConnection:
         if self._connection is None or self._connection.is_closed or endpoint != self._endpoint:
             self._disconnect()
             self._connection = await BrokerConnection.connect(
@@ -194,6 +198,7 @@ class LogTopicWriter:
                 client_id=ADMIN_CLIENT_ID,
                 request_timeout_ms=_TIMEOUT_MS,
                 security=security,
+                totals=totals,
             )
             self._endpoint = endpoint
         return self._connection

@@ -15,6 +15,7 @@ from typing import Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
+from klamm.metrics import LoopMeter
 from klamm.server import file_limit, thread_names
 from klamm.server.exposure import refuse_exposure
 from klamm.server.kafka_server import KafkaServer
@@ -58,6 +59,7 @@ async def _start(server: KafkaServer) -> Running:
     limit = asyncio.get_running_loop().call_later(COLLECTOR_OFF_S, gc.enable)
     try:
         running = await server.start()
+        LoopMeter.started("broker", running.broker.metrics)
         thread_names.publish()
         gc.freeze()
         return running

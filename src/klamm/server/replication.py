@@ -67,7 +67,9 @@ class Replication:
 
     def _channel(self, purpose: str) -> ControllerChannel:
         broker = self._broker
-        return open_channel(purpose, broker.id, broker.metadata, broker.config, broker.loop, broker.outgoing)
+        return open_channel(
+            purpose, broker.id, broker.metadata, broker.config, broker.loop, broker.outgoing, broker.metrics
+        )
 
     def _make_fetchers(self, config: KafkaConfig) -> ReplicaFetcherManager:
         broker = self._broker
@@ -76,7 +78,7 @@ class Replication:
             settings,
             replicas=broker.replicas,
             loop=broker.loop,
-            connect=connect_by_metadata(settings, broker.metadata),
+            connect=connect_by_metadata(settings, broker.metadata, broker.metrics),
             broker_epoch=lambda: broker.broker_epoch,
         )
 

@@ -11,6 +11,9 @@ import pytest
 
 from klamm.client import asyncio_connection
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import outgoing_totals
+from klamm.clock import SystemClock
+from klamm.metrics import MetricsRegistry
 from klamm.network import RequestContext
 from klamm.protocol import runtime
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
@@ -121,6 +124,41 @@ def test_a_cancelled_request_does_not_disturb_the_next(run: Run) -> None:
             delayed.set_result(HeartbeatResponse(error_code=1))
             assert (await second).error_code == 2
             await connection.wait_closed()
+
+    run(scenario())
+
+
+@both_loops
+def test_totals_span_the_connections_to_a_broker(run: Run) -> None:
+    async def scenario() -> None:
+        registry = MetricsRegistry(SystemClock())
+        totals = outgoing_totals(registry, "replica-fetcher", 3)
+        delayed: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
+        api = heartbeat_api(lambda _, r: delayed if r.generation_id == 9 else echo(r))
+        async with Server(api) as server:
+            for _ in range(2):
+                connection = await BrokerConnection.connect("127.0.0.1", server.port, totals=totals)
+                await asyncio.gather(*(connection.send(heartbeat(n), 1) for n in range(3)))
+                connection.send_without_response(heartbeat(4), 1)
+                waiting = connection.send(heartbeat(9), 1)
+                assert totals.in_flight == 1
+                await connection.wait_closed()
+                with pytest.raises(ConnectionError):
+                    await waiting
+            await server.network.shutdown(timeout_ms=0)
+        assert (totals.created, totals.closed, totals.failed_connections) == (2, 2, 0)
+        assert (totals.requests, totals.responses, totals.failed_requests, totals.in_flight) == (10, 6, 2, 0)
+        assert totals.outgoing_bytes > totals.incoming_bytes > 6 * 8
+        assert 0 < totals.average_latency_ms <= totals.highest_latency_ms < 60_000
+        with pytest.raises(ConnectionError):
+            await BrokerConnection.connect("127.0.0.1", server.port, timeout_ms=5_000, totals=totals)
+        assert (totals.created, totals.failed_connections) == (2, 1)
+        assert outgoing_totals(registry, "replica-fetcher", 3) is totals
+        outgoing_totals(registry, "txn-marker", 3)
+        lines = registry.exposition().splitlines()
+        name = "klamm_server_outgoing_connection_metrics_request_total"
+        assert f'{name}{{channel="replica-fetcher",broker_id="3"}} 10' in lines
+        assert f'{name}{{channel="txn-marker",broker_id="3"}} 0' in lines
 
     run(scenario())
 

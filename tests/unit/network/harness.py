@@ -16,7 +16,7 @@ import uvloop
 from klamm.clock import Clock, SystemClock
 from klamm.config import KafkaConfig
 from klamm.config.client_quotas import ClientQuotas
-from klamm.metrics import BusyRatio, Gauge, Histogram, HistogramColumn, Meter, MetricsRegistry, Timer
+from klamm.metrics import BusyRatio, Counter, Gauge, Histogram, HistogramColumn, Meter, MetricsRegistry, Timer
 from klamm.model import EndPoint
 from klamm.network import Plane, RequestContext, SocketServer, SocketServerConfig
 from klamm.protocol.frames import RequestHeader, encode_request_frame
@@ -161,7 +161,7 @@ class Server:
                 return gauge.value
             case BusyRatio() as ratio:
                 return ratio.value
-            case Meter() | Histogram() | HistogramColumn() | Timer() as counted:
+            case Meter() | Counter() | Histogram() | HistogramColumn() | Timer() as counted:
                 return counted.count
             case None:
                 raise AssertionError(f"there is no metric {group}:{type_}:{name} {tags}")

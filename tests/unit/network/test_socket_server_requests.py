@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,14 @@ from tests.unit.network.harness import (
 )
 
 Run = Callable[[Any], None]
+
+
+def muted(server: Server) -> dict[str, object]:
+    """The exported metric, without the reasons that no connection has."""
+    name = "klamm_network_socketserver_mutedconnections"
+    found = re.findall(rf'^{name}{{reason="([a-z-]+)"}} (\d+)$', server.registry.exposition(), re.MULTILINE)
+    assert len(found) == 8
+    return {reason: int(count) for reason, count in found if count != "0"}
 
 
 @both_loops
@@ -104,6 +113,7 @@ def test_requests_in_flight_on_one_connection_are_bounded(run: Run) -> None:
             await until(lambda: len(futures) >= MAX_IN_FLIGHT)
             await settled()
             assert len(futures) == MAX_IN_FLIGHT
+            assert muted(server) == {"in-flight": 1}
             received: list[int] = []
             for number in range(5 * MAX_IN_FLIGHT):
                 await until(lambda: len(futures) > len(received))
@@ -170,11 +180,15 @@ def test_a_full_queue_pauses_its_socket_and_nothing_is_lost(run: Run) -> None:
             await until(lambda: len(server.network.channel.data.waiting) == 2)
             await settled()
             assert server.value("RequestChannel", "RequestQueueSize") == 2
+            assert muted(server) == {"queue-full": 2}
             assert server.network.channel.in_flight == 4
             server.network.handler_pool.start()
             assert await modest.receive_heartbeat() == (0, 1000)
             assert [await greedy.receive_heartbeat() for _ in range(300)] == [(n, n) for n in range(300)]
             assert [n for n in numbers(api) if n < 1000] == list(range(300))
+            assert muted(server) == {} and server.value("RequestChannel", "RequestQueueSize") == 0
+            peak = server.value("RequestChannel", "RequestQueueSizeMax", "klamm.network")
+            assert peak == 2, "a peak is seen after it is over"
             await greedy.close()
             await modest.close()
 

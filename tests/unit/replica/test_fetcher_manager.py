@@ -130,7 +130,7 @@ def test_a_leader_without_an_address_is_tried_when_brokers_change(setting: Setti
 
 
 def test_the_metadata_names_the_address(setting: Setting) -> None:
-    connect = connect_by_metadata(FetcherConfig(broker_id=1), setting.one.broker.metadata)
+    connect = connect_by_metadata(FetcherConfig(broker_id=1), setting.one.broker.metadata, setting.one.broker.metrics)
     with pytest.raises(ConnectionError, match="no address of broker 2"):
         setting.one.run(asyncio.ensure_future(connect(2), loop=setting.one.loop))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import field, replace
 
 from klamm.client.asyncio_connection import BrokerConnection
+from klamm.client.connection_totals import outgoing_totals
 from klamm.clock import Clock
 from klamm.config import KafkaConfig
 from klamm.coordinator.deferred import Deferred
@@ -127,6 +128,7 @@ def _connect_by_metadata(config: KafkaConfig, parts: BrokerParts) -> Connect:
             client_id=f"broker-{parts.id}-txn-marker-sender",
             request_timeout_ms=timeout_ms,
             security=parts.outgoing.of(listener),
+            totals=outgoing_totals(parts.metrics, "txn-marker", broker_id),
         )
 
     return connect
