@@ -8,8 +8,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
+from klamm.testing import LocalCluster
+from tests.support.calm import CALM
 from tests.support.source_tree import ROOT
 
 PYODIDE = ROOT / ".cache" / "pyodide" / "node_modules" / "pyodide"
@@ -47,10 +49,25 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("console", listen)
     opened.on("pageerror", lambda error: errors.append(str(error)))
     opened.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     yield opened
     context.close()
     assert not elsewhere, f"requests to other hosts: {elsewhere}"
     assert not errors, f"errors in the page: {errors}"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Three brokers for all tests of live pages. Each test leaves them running. Anyone may write in a transaction."""
+    settings = {
+        **CALM,
+        "klamm.control.log.enable": True,
+        "klamm.metrics.port": 0,
+        "transaction.partition.verification.enable": False,
+    }
+    with LocalCluster(brokers=3, broker_configs=settings, drill=True) as running:
+        running.create_topic("orders", partitions=3, replication_factor=3)
+        yield running
 
 
 @pytest.fixture(scope="session")

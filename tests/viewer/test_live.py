@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from klamm.cli.cluster_why import read_control_log
@@ -15,18 +13,10 @@ from klamm.dashboard.serve import DashboardServer
 from klamm.sim.scripted import Plan, ScriptedRun
 from klamm.testing import LocalCluster
 from tests.support.browser import until
-from tests.support.calm import CALM, kill_at_once
+from tests.support.calm import kill_at_once
 
 PARTITIONS = 10_000
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    settings = {**CALM, "klamm.control.log.enable": True, "klamm.metrics.port": 0}
-    with LocalCluster(brokers=3, broker_configs=settings) as running:
-        running.create_topic("orders", partitions=3, replication_factor=3)
-        yield running
 
 
 def test_a_killed_broker_is_explained(page: Page, cluster: LocalCluster) -> None:

@@ -15,6 +15,7 @@ from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address
 from klamm.cli.output import bold, fail, say
 
 if TYPE_CHECKING:
+    from klamm.dashboard.fault_drill import FaultDrill
     from klamm.dashboard.serve import DashboardServer
     from klamm.dashboard.web_app import Source
 
@@ -85,7 +86,9 @@ def new_source(**fields: Any) -> Source:
     return Source(**fields)
 
 
-def live_source(servers: str, *, allows_changes: bool = False, pipelines: Path | None = None) -> Source:
+def live_source(
+    servers: str, *, allows_changes: bool = False, pipelines: Path | None = None, drill: FaultDrill | None = None
+) -> Source:
     from klamm.cli.broker_requests import cli_client_config
     from klamm.cli.cluster import look
 
@@ -105,6 +108,7 @@ def live_source(servers: str, *, allows_changes: bool = False, pipelines: Path |
         status=status,
         pipelines=_pipelines(pipelines),
         allows_changes=allows_changes,
+        drill=drill,
     )
 
 

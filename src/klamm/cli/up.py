@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import parse_pairs
+from klamm.cli.dashboard import MISSING, AllowChanges, is_installed
 from klamm.cli.output import Failure, bold, fail, note, say, yellow
 from klamm.errors import KlammError
 from klamm.model import parse_host_port
@@ -97,6 +98,8 @@ def up(
     control_plane: Annotated[
         bool, typer.Option("--control-plane", help="Give every broker a second listener for the controller's requests.")
     ] = False,
+    drill: Annotated[bool, typer.Option("--drill", help="Let the viewer break this cluster: a fault drill.")] = False,
+    allow_changes: AllowChanges = False,
     dashboard_port: Annotated[
         int,
         typer.Option(
@@ -105,6 +108,9 @@ def up(
     ] = 0,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C.
+
+    With --drill, the viewer has buttons that kill, pause or cut off brokers, end their sessions, slow their disks and
+    restart ZooKeeper. All connections then pass through this process, so it is not for measurements.
 
     Every broker serves /metrics on a free port of the loopback interface; --config klamm.metrics.port=-1 disables it.
 
@@ -126,6 +132,10 @@ def up(
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
     if zookeeper is not None:
         _must_answer(zookeeper)
+    if drill and zookeeper is not None:
+        fail("--drill needs the embedded ZooKeeper: leave out --zookeeper.")
+    if drill and (dashboard_port < 0 or not is_installed()):
+        fail(f"--drill needs the viewer. {MISSING if dashboard_port >= 0 else 'Leave out --dashboard-port -1.'}")
     signals = _Signals()
     with DirectoryLock(data_dir):
         _warn_of_absent_brokers(data_dir, brokers)
@@ -139,13 +149,17 @@ def up(
             ports=[port + i for i in range(brokers)] if port else (),
             defaults=UP_DEFAULTS | ({} if zookeeper is None else {"zookeeper.connection.timeout.ms": 18_000}),
             broker_configs=(CONTROL_PLANE if control_plane else {}) | settings,
+            drill=drill,
         )
         started = time.monotonic()
         cluster.start_all()
         try:
             _announce(cluster, time.monotonic() - started)
-            with _dashboard(cluster, dashboard_port):
-                _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
+            with _dashboard(cluster, dashboard_port, allows_changes=allow_changes):
+                if drill:
+                    _wait_for_signal(signals)
+                else:
+                    _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
         finally:
             _stop(cluster)
     note("Stopped; the data stays in " + str(data_dir) + ".")
@@ -192,16 +206,32 @@ def _announce(cluster: LocalCluster, seconds: float) -> None:
 
 
 @contextmanager
-def _dashboard(cluster: LocalCluster, port: int) -> Iterator[None]:
+def _dashboard(cluster: LocalCluster, port: int, *, allows_changes: bool) -> Iterator[None]:
     """Serve the viewer beside the brokers, if its libraries are installed. It reads nothing until a page is open."""
-    from klamm.cli.dashboard import is_installed, live_source, open_server
+    from klamm.cli.dashboard import live_source, open_server
 
     if port < 0 or not is_installed():
         yield
         return
-    with open_server(live_source(cluster.bootstrap_servers), port=port) as server:
+    drill = None
+    if cluster.has_drill:
+        from klamm.dashboard.fault_drill import FaultDrill
+
+        drill = FaultDrill(cluster)
+    source = live_source(cluster.bootstrap_servers, allows_changes=allows_changes, drill=drill)
+    with open_server(source, port=port) as server:
         say(f"{bold('dashboard')} {server.address}")
-        yield
+        try:
+            yield
+        finally:
+            if drill is not None:
+                drill.close()
+
+
+def _wait_for_signal(signals: _Signals) -> None:
+    """Wait for Ctrl-C. Brokers that a drill ends are no reason to warn or to stop."""
+    while not signals.wait(_POLL_S):
+        pass
 
 
 def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,31 +24,59 @@ class TooBusyError(KlammError):
 
 
 class ClientThreads:
-    """Owner: the loop of the web server. A thread keeps its client, and so its connections, between questions."""
+    """Owner: the loop of the web server. Clients keep their connections between questions, one question at a time."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = replace(config, patience=VIEWER_QUESTION, fetch_max_wait_ms=0)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="viewer")
-        self._own = threading.local()
-        self._waiting = 0
+        self._free = [ClusterClient(self.config) for _ in range(THREADS)]
+        self._waiting: deque[asyncio.Future[ClusterClient]] = deque()
+        self._is_closed = False
 
     async def ask(self, question: Callable[[ClusterClient], T]) -> T:
         """Return the answer. Raises TooBusyError, and the errors of the question."""
-        if self._waiting >= MAX_WAITING:
-            raise TooBusyError("The viewer has too many questions to answer. Close some of its pages.")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, question)
-        finally:
-            self._waiting -= 1
+        client = await self._client()
+        running = asyncio.get_running_loop().run_in_executor(self._pool, _answer, client, question)
+        running.add_done_callback(lambda _: self._release(client))
+        # The thread goes on if the browser gives up; only then the client is free again.
+        return await asyncio.shield(running)
 
-    def _run(self, question: Callable[[ClusterClient], T]) -> T:
-        client: ClusterClient | None = getattr(self._own, "client", None)
-        if client is None:
-            client = self._own.client = ClusterClient(self.config)
-        with client.within(VIEWER_QUESTION):
-            return question(client)
+    async def _client(self) -> ClusterClient:
+        if self._free:
+            return self._free.pop()
+        if len(self._waiting) >= MAX_WAITING:
+            raise TooBusyError("The viewer has too many questions to answer. Close some of its pages.")
+        turn: asyncio.Future[ClusterClient] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release(turn.result())
+            raise
+
+    def _release(self, client: ClusterClient) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(client)
+                return
+        if self._is_closed:
+            client.close()
+        else:
+            self._free.append(client)
 
     def close(self) -> None:
-        """Give up the questions that wait. Connections end with their threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Give up the questions that wait, and close connections; those in use are closed with their answer."""
+        self._is_closed = True
+        for turn in self._waiting:
+            turn.cancel()
+        self._waiting.clear()
+        while self._free:
+            self._free.pop().close()
+        self._pool.shutdown(wait=False)
+
+
+def _answer(client: ClusterClient, question: Callable[[ClusterClient], T]) -> T:
+    with client.within(VIEWER_QUESTION):
+        return question(client)

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from klamm.client.client_errors import UnknownTopicError
 from klamm.client.cluster_client import ClusterClient
 from klamm.client.record_browser import PageQuery, Start, browse
 from klamm.client.record_producer import produce
@@ -34,7 +33,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 
 def answered(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Return JSON; an error becomes `{"problem": sentence}` with a fitting status."""
+    """Return JSON. An error becomes `{"problem": sentence}`; one of the cluster is an answer as any other."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -43,12 +42,10 @@ def answered(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             return JSONResponse({"problem": str(error)}, 403)
         except TooBusyError as error:
             return JSONResponse({"problem": str(error)}, 503)
-        except UnknownTopicError as error:
-            return JSONResponse({"problem": str(error)}, 404)
         except ValueError as error:
             return JSONResponse({"problem": f"The request is not valid: {error}"}, 400)
         except (KlammError, OSError) as error:
-            return JSONResponse({"problem": str(error)}, 502)
+            return JSONResponse({"problem": str(error)})
 
     return answer
 

@@ -23,6 +23,8 @@ from klamm.dashboard.change_guard import ChangeGuard
 from klamm.dashboard.client_threads import ClientThreads
 from klamm.dashboard.cluster_routes import ClusterRoutes, Pipelines
 from klamm.dashboard.control_tail import ControlTail
+from klamm.dashboard.drill_routes import drill_routes
+from klamm.dashboard.fault_drill import FaultDrill
 from klamm.dashboard.guard import Guard
 from klamm.dashboard.record_history import RecordHistory
 
@@ -47,6 +49,8 @@ class Source:
     pipelines: Pipelines | None = None
     allows_changes: bool = False
     """Whether the page may produce records and reset groups."""
+    drill: FaultDrill | None = None
+    """The faults of a cluster that this process owns."""
 
     @property
     def is_live(self) -> bool:
@@ -58,7 +62,9 @@ class _Viewer:
         self._source = source
         self.history = RecordHistory(max(200_000, len(source.records)))
         self.tail = None if source.client is None else ControlTail(source.client, self.history)
-        self.changes = ChangeGuard(allows_changes=source.allows_changes and source.client is not None)
+        self.changes = ChangeGuard(
+            allows_changes=source.allows_changes and source.client is not None, has_drill=source.drill is not None
+        )
         self.threads = None if source.client is None else ClientThreads(source.client)
         self._asking: asyncio.Future[Mapping[str, Any] | None] | None = None
 
@@ -74,7 +80,7 @@ class _Viewer:
             "version": __version__,
             "allows_changes": self.changes.allows_changes,
             "token": self.changes.token,
-            "has_pipelines": source.pipelines is not None,
+            "has_drill": source.drill is not None,
         }
         return JSONResponse(about)
 
@@ -82,7 +88,8 @@ class _Viewer:
         """The routes of a live cluster's own pages; none for a recorded run."""
         if self.threads is None:
             return []
-        return ClusterRoutes(self.threads, self.changes, self._source.pipelines).routes()
+        own = ClusterRoutes(self.threads, self.changes, self._source.pipelines).routes()
+        return own if self._source.drill is None else [*own, *drill_routes(self._source.drill, self.changes)]
 
     def close(self) -> None:
         if self.tail is not None:

@@ -68,6 +68,11 @@ class ClusterSettings:
             "inter.broker.listener.name": own,
         }
 
+    def advertised(self, broker_id: int, data: str, control: str) -> Properties:
+        """Return the keys that make others use these addresses instead of those of the listeners."""
+        own, name = self._security.listener, self.control_plane_listener(broker_id)
+        return {"advertised.listeners": f"{own}://{data}" + ("" if name is None else f",{name}://{control}")}
+
     def control_plane_listener(self, broker_id: int) -> str | None:
         """Return the name of the control plane listener that the supervisor adds, None if it adds none."""
         given = self.of_broker(broker_id)

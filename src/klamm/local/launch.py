@@ -24,9 +24,15 @@ def zookeeper_process(
     return ChildProcess("ZooKeeper", "klamm.zk.server.main", arguments, log_path, lambda: _accepts_connections(port))
 
 
-def broker_process(broker_id: int, config_file: Path, ready_file: Path, log_path: Path) -> ChildProcess:
+def broker_process(
+    broker_id: int, config_file: Path, ready_file: Path, log_path: Path, delay_file: Path | None = None
+) -> ChildProcess:
+    """Return a broker. With `delay_file`, its disk can be made slow."""
     arguments = ["--config", str(config_file), "--ready-file", str(ready_file)]
-    return ChildProcess(f"Broker {broker_id}", "klamm.server", arguments, log_path, lambda: _is_json(ready_file))
+    module = "klamm.server"
+    if delay_file is not None:
+        module, arguments = "klamm.local.drill_broker", [str(delay_file), *arguments]
+    return ChildProcess(f"Broker {broker_id}", module, arguments, log_path, lambda: _is_json(ready_file))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from klamm.local.admin import ClusterAdmin
 from klamm.local.broker_sessions import expire_session
 from klamm.local.broker_settings import TEST_DEFAULTS, BrokerConfigs, ClusterSettings, property_text
 from klamm.local.cluster_security import ClusterSecurity, serves_certificate
+from klamm.local.drill_disk import read_delay
 from klamm.local.internal_topics import InternalTopics
 from klamm.local.launch import nothing_left_of
 from klamm.local.security_choice import ADMIN, SecurityChoice, Tls
@@ -42,6 +43,7 @@ class Tuning(TypedDict, total=False):
     defaults: Mapping[str, object]
     start_timeout_s: float
     stop_timeout_s: float
+    drill: bool
 
 
 class LocalCluster:
@@ -53,8 +55,9 @@ class LocalCluster:
     `broker_configs` are Kafka's keys for all brokers, or by broker id; both forms can be mixed. Without `data_dir` the
     data lives in a temporary directory that is removed with the cluster. `zookeeper` names a real ensemble
     (`host:port/chroot`) to use instead of the embedded server. With `control.plane.listener.name` in `broker_configs`,
-    each broker gets a second listener of that name for the requests of the controller. Invalid arguments raise
-    ValueError and name the argument.
+    each broker gets a second listener of that name for the requests of the controller. With `drill=True`, connections
+    go through relays of this process, so that `cut` and `slow_disk` work. Invalid arguments raise ValueError and name
+    the argument.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class LocalCluster:
         choice = SecurityChoice.of(tls, sasl, acls)
         ports, defaults = tuning.get("ports", ()), tuning.get("defaults", TEST_DEFAULTS)
         start_timeout_s, stop_timeout_s = tuning.get("start_timeout_s", 60.0), tuning.get("stop_timeout_s", 60.0)
+        if (is_drill := tuning.get("drill", False)) and zookeeper is not None:
+            raise ValueError("drill cannot be True with zookeeper: a fault drill needs the embedded server.")
         settings = ClusterSettings(brokers, broker_configs or {}, ports, defaults, choice)
         self.broker_ids: tuple[int, ...] = settings.broker_ids
         self.data_dir = Path(tempfile.mkdtemp(prefix="klamm-") if data_dir is None else data_dir).resolve()
@@ -84,6 +89,7 @@ class LocalCluster:
             Limits(start_timeout_s, stop_timeout_s),
             is_temporary=data_dir is None,
             external_zookeeper=zookeeper,
+            is_drill=is_drill,
         )
         self._admin = ClusterAdmin(self._supervisor, timeout_s=start_timeout_s)
         self._internal_topics = InternalTopics(self._supervisor)
@@ -213,6 +219,11 @@ class LocalCluster:
         """Whether the embedded server has exited on its own."""
         return self._supervisor.has_lost_zookeeper
 
+    @property
+    def is_zookeeper_running(self) -> bool:
+        """Whether the embedded server runs."""
+        return self._supervisor.zookeeper.is_running
+
     def stop_zookeeper(self, *, kill: bool = False) -> None:
         """End the embedded server with SIGTERM, or with SIGKILL; the brokers keep running without it."""
         server = self._supervisor.zookeeper
@@ -277,6 +288,34 @@ class LocalCluster:
     def resume(self, broker_id: int) -> None:
         """Send SIGCONT: a paused broker continues."""
         self._supervisor.broker(broker_id).resume()
+
+    def is_paused(self, broker_id: int) -> bool:
+        return self._supervisor.broker(broker_id).is_paused
+
+    def cut(self, broker_id: int) -> None:
+        """Hold all connections of a broker: with clients, other brokers and ZooKeeper. Requires `drill=True`."""
+        self._supervisor.broker(broker_id)
+        self._supervisor.relays.network.cut(broker_id)
+
+    def heal(self, broker_id: int) -> None:
+        """End a cut: bytes that were held arrive now."""
+        self._supervisor.broker(broker_id)
+        self._supervisor.relays.network.heal(broker_id)
+
+    @property
+    def has_drill(self) -> bool:
+        return self._supervisor.has_drill
+
+    def is_cut(self, broker_id: int) -> bool:
+        return self._supervisor.is_cut(broker_id)
+
+    def slow_disk(self, broker_id: int, delay_s: float) -> None:
+        """Let every access of the broker to its log files take this much longer; 0 ends it. Requires `drill=True`."""
+        self._supervisor.broker(broker_id)
+        self._supervisor.set_disk_delay(broker_id, delay_s)
+
+    def disk_delay_s(self, broker_id: int) -> float:
+        return read_delay(self._supervisor.delay_file(broker_id))
 
     def is_running(self, broker_id: int) -> bool:
         return self._supervisor.broker(broker_id).is_running

@@ -14,6 +14,8 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.local.broker_names import brokers_are
 from klamm.local.broker_settings import ClusterSettings, property_text
 from klamm.local.cluster_security import ClusterSecurity
+from klamm.local.drill_disk import write_delay
+from klamm.local.drill_relays import DrillRelays
 from klamm.local.launch import broker_process, nothing_left_of, zookeeper_process
 from klamm.local.lookup import why_unknown
 from klamm.local.ports import LOOPBACK, ReservedPort
@@ -24,6 +26,7 @@ from klamm.zk.client.blocking import BlockingSession
 from klamm.zk.client.user_config import alter_user_settings
 from klamm.zk.model.ops import ZkError
 
+_NO_DRILL: Final = "The cluster has no fault drill: create it with drill=True, or with klamm up --drill."
 _NOT_STARTED: Final = "The cluster is not started: use start_all() first."
 
 
@@ -47,6 +50,7 @@ class Supervisor:
         *,
         is_temporary: bool,
         external_zookeeper: str | None = None,
+        is_drill: bool = False,
     ) -> None:
         self.broker_ids: tuple[int, ...] = settings.broker_ids
         self.data_dir = data_dir
@@ -55,6 +59,8 @@ class Supervisor:
         self._settings = settings
         self._is_temporary = is_temporary
         self._external_zookeeper = external_zookeeper
+        self._relays: DrillRelays | None = None
+        self._is_drill = is_drill
         self._ports: dict[int, ReservedPort] = {}
         self._control_ports: dict[int, ReservedPort] = {}
         self._zookeeper_port: ReservedPort | None = None
@@ -79,6 +85,8 @@ class Supervisor:
     def close(self) -> None:
         """Stop all processes, brokers first, free the ports and remove a temporary data directory."""
         problems: list[str] = []
+        if self._relays is not None:
+            self._relays.heal_all()
         for process in self._brokers.values():  # all of them first: a broker that stops may need the controller
             if process.is_running and process.is_paused:
                 process.resume()
@@ -89,6 +97,9 @@ class Supervisor:
                 problems.append(str(error))
         self._brokers.clear()
         self._zookeeper = None
+        if self._relays is not None:
+            self._relays.close()
+            self._relays = None
         for port in self._reserved():
             port.close()
         self._ports.clear()
@@ -170,6 +181,29 @@ class Supervisor:
             raise KlammError(_NOT_STARTED)
         return self._ports[broker_id].number
 
+    @property
+    def relays(self) -> DrillRelays:
+        """The connections of a cluster with a fault drill. Raises KlammError if there is none."""
+        if self._relays is None:
+            raise KlammError(_NO_DRILL)
+        return self._relays
+
+    @property
+    def has_drill(self) -> bool:
+        return self._is_drill
+
+    def is_cut(self, broker_id: int) -> bool:
+        return self._relays is not None and self._relays.network.is_cut(broker_id)
+
+    def set_disk_delay(self, broker_id: int, seconds: float) -> None:
+        if not self._is_drill:
+            raise KlammError(_NO_DRILL)
+        write_delay(self.delay_file(broker_id), seconds)
+
+    def delay_file(self, broker_id: int) -> Path:
+        """The file by which a fault drill makes the disk of a broker slow."""
+        return self.data_dir / f"broker-{broker_id}.delay"
+
     def log_dirs(self, broker_id: int) -> list[Path]:
         return [Path(path.strip()) for path in str(self._properties(broker_id)["log.dirs"]).split(",")]
 
@@ -199,11 +233,11 @@ class Supervisor:
         return self.security.of_admin
 
     def answering(self) -> dict[int, tuple[str, int]]:
-        """Addresses of the brokers that run and are not paused."""
+        """Addresses of the brokers that run and are neither paused nor cut off."""
         return {
-            broker_id: (LOOPBACK, self.port(broker_id))
+            broker_id: (LOOPBACK, self._listening_port(broker_id))
             for broker_id, process in self._brokers.items()
-            if process.is_running and not process.is_paused
+            if process.is_running and not process.is_paused and not self.is_cut(broker_id)
         }
 
     def why_silent(self) -> str | None:
@@ -243,6 +277,12 @@ class Supervisor:
                 self._control_ports[broker_id] = ReservedPort()
         if self._external_zookeeper is None:
             self._zookeeper_port = ReservedPort()
+        if self._is_drill and self._zookeeper_port is not None:
+            self._relays = DrillRelays(self._zookeeper_port.number)
+            for broker_id in self.broker_ids:
+                control = self._control_ports.get(broker_id)
+                self._relays.add(broker_id, self._ports[broker_id].number, None if control is None else control.number)
+                write_delay(self.delay_file(broker_id), 0)
 
     def _reserved(self) -> list[ReservedPort]:
         own = [] if self._zookeeper_port is None else [self._zookeeper_port]
@@ -260,11 +300,14 @@ class Supervisor:
         process = self._brokers.get(broker_id)
         if process is None:
             files = self._config_file(broker_id), self.ready_file(broker_id), self.log_file(broker_id)
-            self._brokers[broker_id] = process = broker_process(broker_id, *files)
+            delay = None if self._relays is None else self.delay_file(broker_id)
+            self._brokers[broker_id] = process = broker_process(broker_id, *files, delay)
         if not process.is_running:
             self.ready_file(broker_id).unlink(missing_ok=True)
             self._write_config(broker_id)
         process.spawn()
+        if self._relays is not None:
+            self._relays.network.set_process(broker_id, process.pid)
         return process
 
     def _write_config(self, broker_id: int) -> None:
@@ -279,6 +322,7 @@ class Supervisor:
             **self._settings.listeners(broker_id, *self._addresses(broker_id)),
             "log.dirs": self.data_dir / f"broker-{broker_id}",
             "zookeeper.connect": self.zookeeper_connect,
+            **self._relayed(broker_id),
             "zookeeper.connection.timeout.ms": int(self.limits.start_s * 1000),
             **self.security.broker_properties(),
             **self._settings.of_broker(broker_id),
@@ -286,9 +330,24 @@ class Supervisor:
 
     def _addresses(self, broker_id: int) -> tuple[str, str]:
         """Return the addresses for data and for the control plane; they are the same without a control plane."""
+        if self._relays is not None:
+            return self._relays.listening_addresses(broker_id)
+        return self._public_addresses(broker_id)
+
+    def _public_addresses(self, broker_id: int) -> tuple[str, str]:
         data = self.port(broker_id)
         control = self._control_ports.get(broker_id)
         return f"{LOOPBACK}:{data}", f"{LOOPBACK}:{data if control is None else control.number}"
+
+    def _listening_port(self, broker_id: int) -> int:
+        """Return the port of the broker itself, which a cut does not affect."""
+        return self.port(broker_id) if self._relays is None else self._relays.listening_port(broker_id)
+
+    def _relayed(self, broker_id: int) -> dict[str, object]:
+        if self._relays is None:
+            return {}
+        advertised = self._settings.advertised(broker_id, *self._public_addresses(broker_id))
+        return {**advertised, "zookeeper.connect": self._relays.zookeeper_address(broker_id)}
 
     def _config_file(self, broker_id: int) -> Path:
         return self.data_dir / f"broker-{broker_id}.properties"

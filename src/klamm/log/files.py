@@ -140,6 +140,11 @@ class OsFileHandle:
     def fsync(self) -> None:
         os.fsync(self._fd)
 
+    def detach(self) -> int:
+        """Return the descriptor and forget it: the caller closes it."""
+        fd, self._fd = self._fd, -1
+        return fd
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

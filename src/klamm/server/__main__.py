@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klamm.server.environment import Environment
 
 
-def run() -> int:
+def run(environment: Environment | None = None) -> int:
     """Exempt the objects of the imports from garbage collection: they live until the end."""
     gc.disable()
     from klamm.server import allocator, collector
@@ -16,7 +20,7 @@ def run() -> int:
     allocator.install()
     collector.install()
     gc.enable()
-    return main()
+    return main(environment)
 
 
 if __name__ == "__main__":

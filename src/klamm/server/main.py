@@ -17,6 +17,7 @@ from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.metrics import LoopMeter
 from klamm.server import file_limit, thread_names
+from klamm.server.environment import Environment
 from klamm.server.exposure import refuse_exposure
 from klamm.server.kafka_server import KafkaServer
 from klamm.server.log_format import FORMATS, set_up_logging
@@ -68,7 +69,7 @@ async def _start(server: KafkaServer) -> Running:
         gc.enable()
 
 
-async def run(config: KafkaConfig, ready_file: Path | None) -> None:
+async def run(config: KafkaConfig, ready_file: Path | None, environment: Environment | None = None) -> None:
     """Run until a signal arrives. Raises KlammError if the broker cannot start or continue."""
     stop = asyncio.Event()
     failures: list[str] = []
@@ -80,7 +81,7 @@ async def run(config: KafkaConfig, ready_file: Path | None) -> None:
         failures.append(sentence)
         stop.set()
 
-    server = KafkaServer(config, on_failure=on_failure)
+    server = KafkaServer(config, environment, on_failure=on_failure)
     starting = loop.create_task(_start(server))
     stopping = loop.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +101,7 @@ async def run(config: KafkaConfig, ready_file: Path | None) -> None:
         raise KlammError(f"The broker has stopped. {failures[0]}")
 
 
-def main() -> int:
+def main(environment: Environment | None = None) -> int:
     args = parser().parse_args()
     set_up_logging(args.log_level, args.log_format)
     try:
@@ -108,17 +109,17 @@ def main() -> int:
         for warning in config.warnings:
             logging.getLogger("klamm").warning("%s", warning)
         file_limit.raise_to_hard_limit()
-        run_loop(config, args.ready_file)
+        run_loop(config, args.ready_file, environment)
     except KlammError as error:
         print(f"klamm broker: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def run_loop(config: KafkaConfig, ready_file: Path | None = None) -> None:
+def run_loop(config: KafkaConfig, ready_file: Path | None = None, environment: Environment | None = None) -> None:
     """The broker loop, on uvloop. The small switch interval keeps it prompt beside the control loop's thread."""
     import uvloop
 
     refuse_exposure(config)
     sys.setswitchinterval(config.klamm_switch_interval_seconds)
-    uvloop.run(run(config, ready_file))
+    uvloop.run(run(config, ready_file, environment))

@@ -3,6 +3,7 @@
 import { readAddress, writeAddress } from "./address.js";
 import { get, setToken } from "./api.js";
 import { showCluster } from "./cluster.js";
+import { Drill } from "./drill.js";
 import { Groups } from "./groups.js";
 import { Pipelines } from "./pipelines.js";
 import { showRequests } from "./requests.js";
@@ -28,8 +29,10 @@ const clock = (at, step) => {
   return step < 1000 ? `${text}.${String(Math.floor(((at % 1000) + 1000) % 1000)).padStart(3, "0")}` : text;
 };
 
+let drill = null;
 const viewer = new Viewer($("viewer"), {
   clock,
+  gutter: (lane) => drill?.gutter(lane) ?? null,
   onChange: () => {
     if (viewer.time < viewer.bounds.end - 1) follow(false);
     remember();
@@ -223,6 +226,7 @@ document.title = `klamm: ${about.title}`;
 $("tabs").hidden = !about.is_live;
 isFollowing = about.is_live;
 if (about.is_live) makePages();
+if (about.has_drill) drill = new Drill(viewer, receive);
 isPlaced = true;
 open(about.is_live && TABS.includes(address.tab) ? address.tab : "control", address);
 connect();

@@ -41,6 +41,7 @@ export class Run {
     this._live = new Map();
     this._open = new Map();
     this._sorted = true;
+    this._isSimulated = false;
   }
 
   add(records) {
@@ -289,7 +290,7 @@ export class Run {
     for (const broker of live) this.brokers.add(broker);
     for (const broker of this.brokers) {
       const isUp = live.has(broker);
-      if (!this.faults.length && this._live.get(broker) !== isUp) {
+      if (!this._isSimulated && this._live.get(broker) !== isUp) {
         this._live.set(broker, isUp);
         if (isUp) seriesIn(this.up, broker).push({ at: record.at_ms, state: "up" });
         else this._down(broker, record.at_ms);
@@ -316,10 +317,15 @@ export class Run {
       isr: record.isr, pending: record.pending_isr, logEnd: record.log_end, highWatermark: record.high_watermark });
   }
 
+  _on_drill(record) {
+    this.faults.push(record);
+  }
+
   // --- only in simulated runs
 
   _on_fault(record) {
     this.faults.push(record);
+    this._isSimulated = true;
     const broker = record.broker_id;
     const series = broker >= 0 ? seriesIn(this.up, broker) : null;
     if (record.name === "crash" || record.name === "power") this._down(broker, record.at_ms);

@@ -18,8 +18,8 @@ export class Produce {
     const value = h("textarea", { "aria-label": "Value", rows: "8", spellcheck: "false" });
     const key = h("input", { "aria-label": "Key", autocomplete: "off", spellcheck: "false" });
     const partition = h("input", { "aria-label": "Partition", type: "number", min: "0", title: "Empty: the key decides" });
-    const hasKey = h("input", { type: "checkbox", checked: true });
-    const hasValue = h("input", { type: "checkbox", checked: true });
+    const hasKey = h("input", { type: "checkbox", checked: true, "aria-label": "With a key" });
+    const hasValue = h("input", { type: "checkbox", checked: true, "aria-label": "With a value" });
     const show = () => { key.disabled = !hasKey.checked; value.disabled = !hasValue.checked; };
     for (const box of [hasKey, hasValue]) box.addEventListener("change", show);
     const send = async (event) => {

@@ -16,7 +16,7 @@ export class Topics {
     this.filter = "";
     this.internal = false;
     this.records = new Records(() => this.onState());
-    this.produce = new Produce(() => this.records.read());
+    this.produce = new Produce(() => this.refresh());
   }
 
   state() {
