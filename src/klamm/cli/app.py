@@ -40,6 +40,7 @@ from klamm.cli.produce import produce
 from klamm.cli.simulate import simulate
 from klamm.cli.sql import sql
 from klamm.cli.top import top
+from klamm.cli.trace import trace
 from klamm.cli.up import broker, up
 
 
@@ -118,6 +119,7 @@ app.add_typer(schema.app, name="schema")
 app.add_typer(spark.app, name="spark")
 app.command()(dashboard)
 app.command()(top)
+app.command()(trace)
 app.command()(doctor)
 app.command()(simulate)
 app.command()(demo)

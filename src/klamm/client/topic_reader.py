@@ -25,12 +25,19 @@ class TopicReader:
         self._topic = topic
         self._next: dict[TopicPartition, int] = {}
 
-    def open(self) -> bool:
-        """Find the partitions and their first offsets; returns False if the topic does not exist."""
+    def open(self, last: int | None = None) -> bool:
+        """Find the partitions and their first offsets; returns False if the topic does not exist.
+
+        With `last`, begin so many records before the end of each partition.
+        """
         found = self._client.topics([self._topic]).get(self._topic)
         if not found:
             return False
-        self._next = dict(self._client.earliest([TopicPartition(self._topic, number) for number in found]))
+        partitions = [TopicPartition(self._topic, number) for number in found]
+        self._next = dict(self._client.earliest(partitions))
+        if last is not None:
+            ends = self._client.latest(partitions)
+            self._next = {tp: max(first, ends[tp] - last) for tp, first in self._next.items()}
         return True
 
     def read(self) -> list[bytes]:

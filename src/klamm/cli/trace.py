@@ -1,0 +1,155 @@
+"""`klamm trace`: prints traced requests as waterfalls, as they arrive."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, unreachable
+from klamm.cli.cluster import ask_metadata
+from klamm.cli.command_config import current as command_config
+from klamm.cli.output import bold, dim, fail, note, red, say
+from klamm.cli.trace_switch import PREFIX, switched_on
+from klamm.model import REQUEST_LOG_TOPIC
+
+if TYPE_CHECKING:
+    from klamm.client.topic_reader import TopicReader
+
+_FIRST_CONTACT_S: Final = 2.0
+_RETRY_S: Final = 0.5
+_WIDTH: Final = 40
+_OFF: Final = (
+    f"There is no topic {REQUEST_LOG_TOPIC}: nothing has been traced. Pass --on 1 to trace while this command runs, "
+    f"or set {PREFIX}sample and {PREFIX}topic.enable."
+)
+
+
+def trace(
+    on: Annotated[
+        int | None,
+        typer.Option("--on", min=1, metavar="N", help="Trace one request in N on all brokers while this command runs."),
+    ] = None,
+    api: Annotated[list[str], typer.Option("--api", help="Only this API, such as Produce. Repeat for more.")] = [],  # noqa: B006
+    client_id: Annotated[list[str], typer.Option("--client-id", help="Only this client; a name may end with *.")] = [],  # noqa: B006
+    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Only this topic; a name may end with *.")] = [],  # noqa: B006
+    slower_than: Annotated[
+        float, typer.Option("--slower-than", min=0, metavar="MS", help="Only requests that took this long.")
+    ] = 0.0,
+    broker: Annotated[list[int], typer.Option("--broker", help="Only requests that this broker served.")] = [],  # noqa: B006
+    last: Annotated[
+        int, typer.Option("--last", min=0, metavar="N", help="Begin with the last N records of the topic.")
+    ] = 0,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many requests.")] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the current end; without --last, print all.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per request.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print traced requests as waterfalls: phases, waits in purgatories, and the request that ended each wait.
+
+    Traces come from the topic `__klamm_request_log`. Without --on the command changes nothing: it shows the requests
+    that the brokers trace by their keys `klamm.request.trace.*`. With --on it sets these keys, with the filters, for
+    each broker, and restores them when it ends. If it is killed, they stay set:
+    `klamm config describe --broker ID` shows them.
+    """
+    from klamm.request_log.waterfall import TraceFilter
+
+    wanted = TraceFilter(tuple(api), tuple(client_id), tuple(topic), slower_than, tuple(broker))
+    addresses = [parse_address(server) for server in bootstrap_server.split(",")]
+    answers = (ask_metadata(address, _FIRST_CONTACT_S) for address in addresses)
+    metadata = next((answer for answer in answers if answer is not None), None)
+    if metadata is None:
+        fail(unreachable(bootstrap_server))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ExitStack() as stack:
+        reader = stack.enter_context(_open_reader(bootstrap_server))
+        first = None if exit_at_end and not last else last
+        is_open = reader.open(last=first)
+        if not is_open and (on is None or exit_at_end):
+            if exit_at_end:
+                fail(_OFF)
+            note(_OFF)
+        try:
+            if on is not None:
+                stack.enter_context(switched_on(list(metadata.brokers), on, wanted))
+            shown = 0
+            for record in _records(reader, is_open=is_open, to_end=exit_at_end):
+                if wanted.admits(record):
+                    say(json.dumps(record)) if json_ else show(record)
+                    shown += 1
+                if count is not None and shown >= count:
+                    return
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def _open_reader(servers: str) -> Iterator[TopicReader]:
+    from klamm.client.cluster_client import ClusterClient
+    from klamm.client.connection_pool import ClientConfig
+    from klamm.client.topic_reader import TopicReader
+
+    addresses = tuple(parse_address(server) for server in servers.split(","))
+    with ClusterClient(ClientConfig(addresses, client_id="klamm-trace", security=command_config.security)) as client:
+        yield TopicReader(client, REQUEST_LOG_TOPIC)
+
+
+def _records(reader: TopicReader, *, is_open: bool, to_end: bool) -> Iterator[Mapping[str, Any]]:
+    from klamm.client.client_errors import ClientError
+
+    try:
+        if to_end:
+            yield from map(json.loads, reader.to_end())
+            return
+        while not is_open:
+            time.sleep(_RETRY_S)
+            is_open = reader.open()
+        while True:
+            yield from map(json.loads, reader.read())
+    except ClientError as error:
+        fail(str(error))
+
+
+def show(record: Mapping[str, Any]) -> None:
+    from klamm.request_log.waterfall import bars, drawn
+
+    total_ms = record["total_ms"]
+    for line in _head(record):
+        say(line)
+    block = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+    for bar in bars(record):
+        name = "  " * bar.depth + bar.name
+        graph = drawn(bar, total_ms, _WIDTH, block)
+        text = f"  {dim(bar.text)}" if bar.text else ""
+        say(f"  {name:<22} {bar.duration_ms:9.3f} ms  {graph.ljust(_WIDTH) if text else graph}{text}")
+
+
+def _head(record: Mapping[str, Any]) -> Iterator[str]:
+    at_ms = record["at_ms"]
+    when = f"{time.strftime('%H:%M:%S', time.localtime(at_ms / 1000))}.{at_ms % 1000:03d}"
+    error = "" if record["error"] == "NONE" else f"  {red(record['error'])}"
+    if record["outcome"] != "answered":
+        error += f"  {red(record['outcome'])}"
+    names = ", ".join(_name(named) for named in record["partitions"][:3])
+    more = record["partition_count"] - 3
+    names += f" and {more} more" if more > 0 else ""
+    title = bold(f"{record['api']} v{record['api_version']}")
+    yield f"{when}  {title}  {record['total_ms']:.3f} ms{error}  {names}".rstrip()
+    queues = f"queue {record['queue_size']}, control queue {record['control_queue_size']}"
+    who = f"client {record['client_id']}, correlation id {record['correlation_id']}, {record['connection_id']}"
+    where = (
+        f"broker {record['broker_id']}, {record['listener']}, {record['plane']} plane, processor {record['processor']}"
+    )
+    yield dim(f"  {who}; {where}; {queues}")
+
+
+def _name(named: Mapping[str, Any]) -> str:
+    return str(named["topic"]) if named["partition"] < 0 else f"{named['topic']}-{named['partition']}"
