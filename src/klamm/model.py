@@ -110,8 +110,12 @@ class LeaderAndIsr:
 
 @lazy_dataclass(frozen=True, slots=True)
 class LeaderIsrAndControllerEpoch:
+    """The content of a state znode. `former_isr` is None where the znode does not list former members."""
+
     leader_and_isr: LeaderAndIsr
     controller_epoch: int
+    former_isr: tuple[int, ...] | None = None
+    """Replicas outside the ISR that may have every acknowledged record, as the writer of the znode knew them."""
 
 
 @lazy_dataclass(frozen=True, slots=True)

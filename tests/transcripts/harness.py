@@ -44,7 +44,7 @@ from klamm.controller.events import (
     UncleanReplicaWaitOver,
 )
 from klamm.controller.replies import DONE, EventReply
-from klamm.controller.requests import ControlRequest, StopReplicaRequest
+from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
 from klamm.controller.suspects import LogEnd
 from klamm.controller.watches import event_of
@@ -279,6 +279,16 @@ class Harness:
                 event = response_event(broker, request, ControlResponse(partition_errors=errors))
                 if event is not None:
                     self.queue.append(event)
+
+    def do_leaders_answer(self) -> None:
+        """Every LeaderAndIsr to a live broker is answered with success, once."""
+        sent, self.sent = self.sent, []
+        for broker, request in sent:
+            if isinstance(request, LeaderAndIsrRequest) and broker + 1 in self.tree.sessions:
+                errors = tuple((state.partition, ErrorCode.NONE) for state in request.partitions)
+                event = response_event(broker, request, ControlResponse(partition_errors=errors))
+                assert event is not None
+                self.queue.append(event)
 
     def do_isr(self, partition: str, isr: str) -> None:
         """The leader asks for this ISR."""

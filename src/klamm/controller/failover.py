@@ -13,6 +13,7 @@ from typing import Final
 from klamm.controller import (
     deletion,
     elections,
+    former_members,
     lost_tails,
     partition_state_machine,
     reassignment,
@@ -332,6 +333,7 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
     stored = yield from topic_store.read_topics(topics, watch=True)
     yield from adopt_topics(ctx, stored)
     returned: list[TopicPartition] = []
+    settled_zxid = yield from former_members.read_settled_zxid()
     for tps in _slices(ctx, 10_000):
         mzxids: dict[TopicPartition, int] = {}
         for tp, state in (yield from store.read_states(tps, mzxids)).items():
@@ -339,6 +341,7 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
             leader = ctx.brokers.live_or_shutting_down.get(state.leader_and_isr.leader)
             if leader is not None and leader.epoch > mzxids[tp]:
                 returned.append(tp)
+        former_members.adopt(ctx, mzxids, settled_zxid)
     for broker_id, registered in brokers.items():
         if registered.unclean_shutdown:
             yield from lost_tails.on_unclean_shutdown(ctx, broker_id)

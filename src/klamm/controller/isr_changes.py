@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from klamm.controller import reassignment, replica_state_machine, store
+from klamm.controller import former_members, reassignment, replica_state_machine, store
 from klamm.controller.broker_changes import on_replicas_become_offline, on_replicas_come_back
 from klamm.controller.context import ControllerContext
 from klamm.controller.context.replica import PartitionReplica
@@ -110,6 +110,8 @@ def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -
     updated = yield from store.update_states(ctx, list(wanted), decide)
     found = (*updated.changed.items(), *updated.unchanged.items())
     yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in found])
+    for tp in updated.changed:
+        ctx.suspects.on_leader_answered(tp)  # it knows its epoch, or it would not ask
     return list(updated.changed)
 
 
@@ -182,6 +184,7 @@ def on_leader_and_isr_response(ctx: ControllerContext, event: LeaderAndIsrRespon
         yield Note(f"broker {event.broker_id} answered LeaderAndIsr with {event.error.name}")
         return
     _note_leaders(ctx, event)
+    yield from former_members.settle(ctx)
     offline = ctx.brokers.offline_logs.get(event.broker_id, frozenset())
     lost = []
     came_back = []

@@ -21,10 +21,12 @@ from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import LogEndsReceived, UncleanReplicaWaitOver
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import PartitionState
-from klamm.model import TopicPartition
+from klamm.controller.suspects import LogEnd
+from klamm.model import NO_EPOCH, TopicPartition
 
 TIMER_MARGIN_MS: Final = 10
 """A timer may fire a little early."""
+_NOT_ANSWERED: Final = LogEnd(NO_EPOCH, -1)
 
 
 def on_unclean_shutdown(ctx: ControllerContext, broker: int) -> Steps[None]:
@@ -103,19 +105,19 @@ def _hold(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
 
 def _able(ctx: ControllerContext, tp: TopicPartition) -> list[int]:
     """Return the online members of the ISR, without those whose log is in a failed directory."""
-    useless = {broker for broker, end in ctx.suspects.held[tp].log_ends.items() if end is None}
-    members = ctx.states.leadership[tp].leader_and_isr.isr
-    return [r for r in members if r not in useless and ctx.brokers.is_replica_online(r, tp)]
+    return [r for r in ctx.states.leadership[tp].leader_and_isr.isr if _is_able(ctx, tp, r)]
+
+
+def _is_able(ctx: ControllerContext, tp: TopicPartition, replica: int) -> bool:
+    has_answered_none = ctx.suspects.held[tp].log_ends.get(replica, _NOT_ANSWERED) is None
+    return not has_answered_none and ctx.brokers.is_replica_online(replica, tp)
 
 
 def _is_missing_any(ctx: ControllerContext, tp: TopicPartition) -> bool:
     """Whether a replica is missing that may have everything: a member, or one that was a member until now."""
-    able = _able(ctx, tp)
-    left = ctx.suspects.left.get(tp, ())
-    is_member_missing = len(able) < len(ctx.states.leadership[tp].leader_and_isr.isr)
-    return is_member_missing or any(
-        not ctx.brokers.is_replica_online(r, tp) for r in left if r in ctx.topics.assignment(tp).replicas
-    )
+    assigned = ctx.topics.assignment(tp).replicas
+    former = [r for r in ctx.suspects.left.get(tp, ()) if r in assigned]
+    return not all(_is_able(ctx, tp, r) for r in (*ctx.states.leadership[tp].leader_and_isr.isr, *former))
 
 
 def _ask(ctx: ControllerContext) -> Steps[None]:

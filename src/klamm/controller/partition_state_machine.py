@@ -161,7 +161,7 @@ def _elect(
             missing = tp in updated.missing
             outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
             continue
-        ctx.suspects.on_isr(tp, ctx.states.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
+        ctx.suspects.on_state(tp, ctx.states.leadership[tp].leader_and_isr, state.leader_and_isr)
         changes.append(ctx.states.put_leadership(tp, state, strategy.value))
         ctx.states.put_partition_state(tp, PartitionState.ONLINE)
         ctx.suspects.forget(tp)

@@ -185,7 +185,7 @@ def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]])
     updated = yield from store.update_states(ctx, list(leaving), decide)
     for tp, state in updated.changed.items():
         if tp in ctx.states.leadership:
-            ctx.suspects.on_isr(tp, ctx.states.leadership[tp].leader_and_isr.isr, state.leader_and_isr.isr)
+            ctx.suspects.on_state(tp, ctx.states.leadership[tp].leader_and_isr, state.leader_and_isr)
     found = (*updated.changed.items(), *updated.unchanged.items())
     yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in found])
     for tp in updated.missing:

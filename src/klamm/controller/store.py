@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import MultiResults, Note, ReadResults, Steps, ZkMulti, ZkRead
-from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.model import NO_LEADER, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.zk.model import paths
 from klamm.zk.model.ops import (
     BadVersion,
@@ -168,6 +168,7 @@ def update_states(
         _refuse_newer_epochs(ctx, states)
         from_cache = False
         wanted = dict[TopicPartition, LeaderAndIsr]()
+        contents = dict[TopicPartition, LeaderIsrAndControllerEpoch]()
         for tp in pending:
             state = states.get(tp)
             if state is None:
@@ -178,7 +179,10 @@ def update_states(
                 updated.unchanged[tp] = state
             else:
                 wanted[tp] = new
-        yield from _write_states(ctx, wanted, chunk, updated)
+                contents[tp] = LeaderIsrAndControllerEpoch(
+                    new, ctx.epoch, _former_isr(ctx, tp, state.leader_and_isr, new)
+                )
+        yield from _write_states(ctx, contents, chunk, updated)
         intended = wanted
         pending = [tp for tp in wanted if tp not in updated.changed and tp not in updated.refused]
         chunk = max(1, chunk // 4)
@@ -187,8 +191,19 @@ def update_states(
     return updated
 
 
-def _encode(ctx: ControllerContext, state: LeaderAndIsr) -> bytes:
-    return encode_partition_state(LeaderIsrAndControllerEpoch(state, ctx.epoch))
+def _former_isr(
+    ctx: ControllerContext, tp: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr
+) -> tuple[int, ...] | None:
+    """Return the former members that the znode lists; None for no list.
+
+    A new leader that shall lead without members of the last ISR needs none: its state counts as unsettled until
+    `SETTLED_LEADERS` is written, which costs one write for all partitions. A complete ISR has no former members, and a
+    topic that is being deleted needs none.
+    """
+    former = ctx.suspects.former_isr(tp, before, after)
+    if (former and after.leader != NO_LEADER) or ctx.deletions.is_queued(tp.topic):
+        return None
+    return None if set(after.isr).issuperset(ctx.topics.assignment(tp).replicas) else former
 
 
 def _cached(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderIsrAndControllerEpoch]:
@@ -207,11 +222,13 @@ def _is_ours(ctx: ControllerContext, found: LeaderIsrAndControllerEpoch, meant: 
 
 
 def _write_states(
-    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr], chunk: int, updated: Updated
+    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderIsrAndControllerEpoch], chunk: int, updated: Updated
 ) -> Steps[None]:
     """Write in transactions of `chunk` states. The caller reads states again if their transaction failed."""
     ops = {
-        tp: SetData(paths.partition_state_path(*tp), _encode(ctx, state), state.partition_epoch)
+        tp: SetData(
+            paths.partition_state_path(*tp), encode_partition_state(state), state.leader_and_isr.partition_epoch
+        )
         for tp, state in wanted.items()
     }
     for part in _parts(ops, lambda tp: request_size(ops[tp]), chunk):
@@ -225,8 +242,8 @@ def _write_states(
             continue
         for tp, result in zip(part, results, strict=True):
             assert isinstance(result, SetDataResult)
-            state = wanted[tp].with_partition_epoch(result.stat.version)
-            updated.changed[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch)
+            state = wanted[tp].leader_and_isr.with_partition_epoch(result.stat.version)
+            updated.changed[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch, wanted[tp].former_isr)
 
 
 def _parts(
@@ -261,7 +278,8 @@ def state_creation_ops(
             if path not in existing:
                 existing.add(path)
                 ops.append(Create(path))
-        ops.append(Create(paths.partition_state_path(*tp), _encode(ctx, state)))
+        data = encode_partition_state(LeaderIsrAndControllerEpoch(state, ctx.epoch))
+        ops.append(Create(paths.partition_state_path(*tp), data))
     return ops
 
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from klamm.model import TopicPartition
+from klamm.model import LeaderAndIsr, TopicPartition
 
 _NONE: Final[frozenset[int]] = frozenset()
 
@@ -41,21 +41,33 @@ class Suspects:
     """By broker: the partitions in whose ISR it is suspected."""
     held: dict[TopicPartition, Hold] = field(default_factory=dict)
     left: dict[TopicPartition, tuple[int, ...]] = field(default_factory=dict)
-    """Replicas that this controller removed from an ISR, until the leader of the new epoch has answered.
+    """Replicas that a controller removed from an ISR, until the leader of the new epoch has answered.
 
     Before that nothing can have been committed without them: the leader may have died too, although its session still
     lives.
     """
+    unsettled: bool = False
+    """Whether `left` has changed since all leaders had answered: ZooKeeper does not know yet that they did."""
 
-    def on_isr(self, tp: TopicPartition, before: tuple[int, ...], after: tuple[int, ...]) -> None:
-        """The controller has changed an ISR, in a new leader epoch."""
-        if before == after:
-            return
-        gone = tuple([replica for replica in (*before, *self.left.get(tp, ())) if replica not in after])
-        if gone:
-            self.left[tp] = gone
+    def former_isr(self, tp: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr) -> tuple[int, ...]:
+        """Return the replicas outside the ISR of `after` that may have every acknowledged record."""
+        if after.leader_epoch == before.leader_epoch:
+            return ()  # the leader has asked for this ISR, so it leads
+        left = self.left.get(tp, ())
+        if after.isr == before.isr:
+            return left
+        return tuple([replica for replica in (*before.isr, *left) if replica not in after.isr])
+
+    def put_former_isr(self, tp: TopicPartition, former: tuple[int, ...]) -> None:
+        if former:
+            self.left[tp] = former
+            self.unsettled = True
         else:
             self.left.pop(tp, None)
+
+    def on_state(self, tp: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr) -> None:
+        """The controller has written a state."""
+        self.put_former_isr(tp, self.former_isr(tp, before, after))
 
     def hold(self, tp: TopicPartition, deadline_s: float) -> None:
         """The partition waits without a leader until the deadline."""

@@ -20,7 +20,7 @@ from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.damaged_disk import DamagedDisk
 from klamm.sim.operator import reassign
-from klamm.sim.staggered_power import StaggeredPowerFailure
+from klamm.sim.staggered_power import Change, StaggeredPowerFailure
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Delete
 
@@ -62,7 +62,9 @@ class AimedFaults:
             "overtaken deletion": self._overtake_deletion,
             "late high watermark": self._lose_leader,
             "damaged disk": DamagedDisk(self._cluster, self._moment).run,
-            "staggered power failure": StaggeredPowerFailure(self._cluster, self._moment).run,
+            "staggered power failure": StaggeredPowerFailure(
+                self._cluster, self._moment, Change.of(self._cluster.seed)
+            ).run,
         }
         if await faults[kind]():
             self._cluster.counts[kind] += 1

@@ -67,6 +67,8 @@ class Checkers:
         key = (state.partition, topic_id, state.leader_and_isr.leader_epoch)
         other = self._leaders.setdefault(key, broker)
         require(other == broker, f"brokers {other} and {broker} both lead {state.partition} in epoch {key[2]}")
+        if self._tails is not None:
+            self._tails.on_leader(state.partition, key[2])
 
     def on_send(self, controller: int, channel: Channel, request: ControlRequest) -> None:
         """A controller sends under its own id and epoch, and a channel serves one incarnation of its broker."""

@@ -169,9 +169,9 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "members_that_just_left_not_waited_for": Mutant(
         "klamm.controller.suspects",
-        "        if gone:\n            self.left[tp] = gone\n",
-        "        if gone:\n            pass\n",
-        first=13,
+        "        if former:\n            self.left[tp] = former\n",
+        "        if former:\n            pass\n",
+        first=28,
     ),
     "damage_not_reported": Mutant(
         "klamm.log.log_manager",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -168,16 +168,10 @@ def run_cluster_seeds(
     stop_at_failure: bool = True,
     tracing: bool = False,
     scenario: NewScenario = Scenario,
-    without: Container[int] = (),
 ) -> ClusterSummary:
-    """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected.
-
-    The seeds in `without` are left out.
-    """
+    """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected."""
     summary = ClusterSummary()
     for seed in range(first, first + count):
-        if seed in without:
-            continue
         cluster, failure = run_cluster(seed, brokers, tracing=tracing, scenario=scenario)
         summary.seeds += 1
         summary.records += sum(map(len, cluster.history.acknowledged.values()))

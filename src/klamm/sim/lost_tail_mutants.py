@@ -65,6 +65,21 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
     "unclean_shutdown_taken_back_too_early": Mutant(
         _C + "lost_tails", "if not suspects.partitions.get(b)]", "if True]", 600
     ),
+    "former_members_forgotten_by_a_new_controller": Mutant(
+        _C + "failover", "        former_members.adopt(ctx, mzxids, settled_zxid)\n", "", 300, first=45
+    ),
+    "former_members_not_listed_without_a_leader": Mutant(
+        _C + "store",
+        "issuperset(ctx.topics.assignment(tp).replicas) else former\n",
+        "issuperset(ctx.topics.assignment(tp).replicas) else ()\n",
+        300,
+    ),
+    "leaders_settled_before_they_answer": Mutant(
+        _C + "former_members",
+        "    if not suspects.unsettled or any(_is_awaited(ctx, tp) for tp in suspects.left):\n",
+        "    if not suspects.unsettled:\n",
+        600,
+    ),
     "log_end_told_while_leading": Mutant(
         "klamm.sim.broker_model",
         "elif mine is not None and mine.leader_epoch >= epoch:",

@@ -3,11 +3,15 @@
 The first one keeps its log. When its session ends, the controller elects the other one, which has lost power too; then
 that session ends. The other comes back first, without its tail and as the only member of the ISR. It must not lead: the
 new leader never answered, so nothing was committed without the first one.
+
+The controller may change meanwhile: its successor must know of the first one, whether the second still has its session
+(`Change.AFTER_ELECTION`) or not (`Change.WITHOUT_LEADER`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from klamm.model import NO_LEADER, LeaderAndIsr, TopicPartition
@@ -31,6 +35,18 @@ class Moment(Protocol):
     def __call__(self, look: Callable[[], T | None], longest_s: float = ...) -> Awaitable[T | None]: ...
 
 
+class Change(Enum):
+    """When the controller changes."""
+
+    NEVER = 0
+    AFTER_ELECTION = 1
+    WITHOUT_LEADER = 2
+
+    @staticmethod
+    def of(seed: int) -> Change:
+        return Change(seed // 16 % 4 % 3)
+
+
 class Victims(NamedTuple):
     tp: TopicPartition
     first: SimNode
@@ -38,13 +54,13 @@ class Victims(NamedTuple):
 
 
 class StaggeredPowerFailure:
-    def __init__(self, cluster: SimCluster, moment: Moment) -> None:
+    def __init__(self, cluster: SimCluster, moment: Moment, change: Change) -> None:
         self._cluster = cluster
         self._moment = moment
+        self._change = change
 
     async def run(self) -> bool:
-        """Whether the scenario occurred. It ends when both are in sync: the controller's memory of it dies with the
-        controller."""
+        """Whether the scenario occurred."""
         found = await self._victims_under_another_controller()
         if found is None:
             return False
@@ -54,13 +70,24 @@ class StaggeredPowerFailure:
         first.lose_power(list(current_isrs(self._cluster)))
         second.lose_power([])
         is_second_elected = await self._end_session(sessions[0], lambda: self._state(tp).leader == second.id)
+        await self._change_controller(Change.AFTER_ELECTION)
         is_nobody_left = await self._end_session(sessions[1], lambda: self._state(tp).leader == NO_LEADER)
+        await self._change_controller(Change.WITHOUT_LEADER)
         second.start()
         await self._moment(lambda: None, LONE_S)
         first.start()
         is_well = await self._moment(lambda: len(self._state(tp).isr) == 2 or None, BACK_S)
         require(is_well is not None, f"{tp} is not in sync again on {first.host} and {second.host}: {self._state(tp)}")
         return is_second_elected and is_nobody_left
+
+    async def _change_controller(self, moment: Change) -> None:
+        if self._change is not moment:
+            return
+        self._cluster.note("aimed: the controller is deposed")
+        self._cluster.zookeeper.operate(Delete(paths.CONTROLLER))
+        is_replaced = await self._moment(lambda: paths.CONTROLLER in self._cluster.zookeeper.tree.nodes or None)
+        if is_replaced:
+            self._cluster.counts["staggered power failure, other controller"] += 1
 
     async def _victims_under_another_controller(self) -> Victims | None:
         for _ in range(CONTROLLERS):

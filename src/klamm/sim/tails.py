@@ -49,8 +49,10 @@ class Tails:
         self._branched: set[TopicPartition] = set()
         """Partitions after an unclean election: records of newer epochs were discarded, so logs cannot be compared."""
         self._last_isr: dict[TopicPartition, tuple[int, ...]] = {}
-        """For partitions without a leader: the last ISR. Nothing was committed after it, so all members have
-        everything."""
+        """For partitions whose elected leader does not know it yet, or that have none: the members of all ISRs since a
+        leader led. Nothing was committed without them, so all of them have everything."""
+        self._epochs: dict[TopicPartition, int] = {}
+        """The leader epoch in ZooKeeper."""
         self._told: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
         """By broker and partition: the newest leader epoch of a reported log end, and the reporting incarnation."""
 
@@ -111,19 +113,26 @@ class Tails:
         kept = generation != node.generation or epoch >= told
         require(kept, f"broker {node.id} writes to {tp} in epoch {epoch} and has told its log end for epoch {told}")
 
+    def on_leader(self, tp: TopicPartition, epoch: int) -> None:
+        """A broker leads: from now on it may commit without replicas outside its ISR."""
+        if epoch == self._epochs.get(tp, epoch):
+            self._last_isr.pop(tp, None)
+
     def forget(self, tp: TopicPartition) -> None:
         self.acknowledged.pop(tp, None)
         self._unclean_epochs.pop(tp, None)
         self._branched.discard(tp)
         self._last_isr.pop(tp, None)
+        self._epochs.pop(tp, None)
         self._told = {key: told for key, told in self._told.items() if key[1] != tp}
 
     def on_state(
         self, writer: Node | None, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, *, may_lose: bool
     ) -> None:
         """A leader was elected. Acknowledged records that it lacks are lost from now on."""
-        members = self._last_isr.pop(tp, old.isr)
-        if now.leader == NO_LEADER:
+        members = tuple(dict.fromkeys((*self._last_isr.get(tp, ()), *old.isr)))
+        self._epochs[tp] = now.leader_epoch
+        if now.leader_epoch != old.leader_epoch:
             self._last_isr[tp] = members
         if now.leader == NO_LEADER or now.leader_epoch == old.leader_epoch or writer is None:
             return

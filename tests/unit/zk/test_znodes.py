@@ -134,6 +134,9 @@ def test_partition_state() -> None:
     assert znodes.decode_partition_state(T0, text, 5) == state
     recovering = LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 3, (1,), 0, LeaderRecoveryState.RECOVERING), 7)
     assert znodes.decode_partition_state(T0, znodes.encode_partition_state(recovering), 0) == recovering
+    for former in ((), (1, 3)):
+        held = LeaderIsrAndControllerEpoch(LeaderAndIsr(-1, 3, (2,), 0), 7, former)
+        assert znodes.decode_partition_state(T0, znodes.encode_partition_state(held), 0) == held
     with pytest.raises(ZnodeFormatError, match="'isr' is missing"):
         znodes.decode_partition_state(T0, b'{"leader":1,"leader_epoch":1,"controller_epoch":1}', 0)
 

@@ -8,12 +8,9 @@ from klamm.sim.mutant import Mutant
 
 _A: Final = "klamm.apis."
 
-FIRST: Final = 1
-"""Seed 0 fails without a mutant, see tests/sim/test_guarded_simulation.py."""
-
 
 def _unguarded(module: str, old: str = "guard=_GUARD", seeds: int = 2) -> Mutant:
-    return Mutant(_A + module, old, "guard=None", seeds, FIRST)
+    return Mutant(_A + module, old, "guard=None", seeds)
 
 
 GUARD_MUTANTS: Final[dict[str, Mutant]] = {
@@ -30,14 +27,12 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
         "is_follower and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION)",
         "is_follower",
         2,
-        FIRST,
     ),
     "every_peer_is_believed": Mutant(
         _A + "access",
         "        return may_on_cluster(broker, ctx, _CLUSTER_ACTION)\n",
         "        return True\n",
         2,
-        FIRST,
     ),
     "produce_is_not_checked": _unguarded("produce", "guard=_Guard()"),
     "list_offsets_is_not_checked": _unguarded("list_offsets"),
@@ -47,26 +42,23 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
         "        if not may(self._broker, self._ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name):\n",
         "        if False:\n",
         2,
-        FIRST,
     ),
     "denials_are_ignored": Mutant(
-        "klamm.security.acl.rules", "return not denied & _DENIED_BY[operation] and bool(", "return bool(", 2, FIRST
+        "klamm.security.acl.rules", "return not denied & _DENIED_BY[operation] and bool(", "return bool(", 2
     ),
     "hosts_are_ignored": Mutant(
         "klamm.security.acl.rules",
         "            bits[principal, host] = bits.get((principal, host), 0) | _bit(operation)\n",
         "            bits[principal, WILDCARD] = bits.get((principal, WILDCARD), 0) | _bit(operation)\n",
         2,
-        FIRST,
     ),
     "decisions_outlive_their_rules": Mutant(
         "klamm.security.acl.authorizer",
         "        self._rules = rules\n        self._remembered = {}\n",
         "        self._rules = rules\n",
         2,
-        FIRST,
     ),
     "notices_are_ignored": Mutant(
-        "klamm.acl_changes", "        self._is_dirty = True\n        self._wake()\n", "        pass\n", 2, FIRST
+        "klamm.acl_changes", "        self._is_dirty = True\n        self._wake()\n", "        pass\n", 2
     ),
 }

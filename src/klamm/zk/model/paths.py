@@ -32,6 +32,7 @@ FEATURE: Final = "/feature"
 MIGRATION: Final = "/migration"
 CONSUMERS: Final = "/consumers"
 PEER_SECRET: Final = "/klamm/peer_secret"
+SETTLED_LEADERS: Final = "/klamm/settled_leaders"
 DEFAULT_ENTITY: Final = "<default>"
 ACL: Final = "/kafka-acl"
 ACL_EXTENDED: Final = "/kafka-acl-extended/prefixed"
@@ -150,6 +151,13 @@ ZNODES: Final = (
     ZnodeRule(FEATURE, Mode.PERSISTENT, "feature", "the controller", fenced=True),
     ZnodeRule(MIGRATION, Mode.PERSISTENT, "none", "a migration to KRaft; klamm neither reads nor writes it"),
     ZnodeRule(PEER_SECRET, Mode.PERSISTENT, "none", "the first klamm broker of the cluster"),
+    ZnodeRule(
+        SETTLED_LEADERS,
+        Mode.PERSISTENT,
+        "controller_epoch",
+        "the controller, when all leaders that it elected have answered; the time of the write counts",
+        fenced=True,
+    ),
     ZnodeRule("/kafka-acl/{type}/{name}", Mode.PERSISTENT, "acl", _ACL_WRITER),
     ZnodeRule("/kafka-acl-extended/prefixed/{type}/{name}", Mode.PERSISTENT, "acl", _ACL_WRITER),
     ZnodeRule("/kafka-acl-changes/acl_changes_", Mode.SEQUENTIAL, "acl_change", "the writer of an ACL, after it"),

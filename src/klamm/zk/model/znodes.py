@@ -124,6 +124,7 @@ def decode_controller_epoch(data: bytes | None) -> int:
 
 # --- topics and partitions -------------------------------------------------------------------------------------------
 
+_FORMER_ISR: Final = "klamm_former_isr"
 _TOPIC_KEYS: Final = frozenset({"version", "partitions", "adding_replicas", "removing_replicas", "topic_id"})
 
 
@@ -188,10 +189,15 @@ def _ids(values: Iterable[int]) -> tuple[int, ...]:
 
 
 def encode_partition_state(state: LeaderIsrAndControllerEpoch) -> bytes:
-    """The recovery state is written only while recovering, because Kafka before 3.2 does not know it."""
+    """The recovery state is written only while recovering, because Kafka before 3.2 does not know it.
+
+    No Kafka knows `klamm_former_isr`: its decoder reads the keys that it knows and ignores the others.
+    """
     it = state.leader_and_isr
     recovery = it.leader_recovery_state
     tail = f',"leader_recovery_state":{int(recovery)}' if recovery != LeaderRecoveryState.RECOVERED else ""
+    if state.former_isr is not None:
+        tail += f',"{_FORMER_ISR}":[{",".join(map(str, state.former_isr))}]'
     return (
         f'{{"controller_epoch":{state.controller_epoch},"leader":{it.leader},"version":1,'
         f'"leader_epoch":{it.leader_epoch},"isr":[{",".join(map(str, it.isr))}]{tail}}}'
@@ -211,7 +217,9 @@ def decode_partition_state(
         leader = int32(value["leader"], LEADER_DURING_DELETE)
         leader_epoch = int32(value["leader_epoch"], EPOCH_DURING_DELETE)
         state = LeaderAndIsr(leader, leader_epoch, _ids(value["isr"]), version, known)
-        return LeaderIsrAndControllerEpoch(state, int32(value["controller_epoch"], -1))
+        former = value.get(_FORMER_ISR)
+        former_isr = None if former is None else _ids(former)
+        return LeaderIsrAndControllerEpoch(state, int32(value["controller_epoch"], -1), former_isr)
 
     return parse(path, build)
 

@@ -65,7 +65,7 @@ def _raise_state(tp: TopicPartition, data: bytes, by: int) -> bytes:
     it = state.leader_and_isr
     epoch = _raised(it.leader_epoch, by)
     raised = LeaderAndIsr(it.leader, epoch, it.isr, it.partition_epoch, it.leader_recovery_state)
-    return encode_partition_state(LeaderIsrAndControllerEpoch(raised, state.controller_epoch))
+    return encode_partition_state(LeaderIsrAndControllerEpoch(raised, state.controller_epoch, state.former_isr))
 
 
 def _raise_block(data: bytes, by: int) -> bytes:
