@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from kazoo.client import KazooClient
 from klamm.errors import ErrorCode
 from klamm.model import EPOCH_DURING_DELETE, ZERO_UUID
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
+from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
@@ -59,9 +61,51 @@ def broker(cluster: LocalCluster) -> RawClient:
     return RawClient(cluster.port(1))
 
 
-def broker_epoch(zookeeper: KazooClient) -> int:
+@pytest.fixture(scope="module")
+def proving() -> Iterator[LocalCluster]:
+    """Brokers prove themselves to each other, as by default."""
+    with LocalCluster(brokers=2) as started:
+        started.create_topic(TOPIC, partitions=1, replication_factor=2)
+        yield started
+
+
+def test_without_a_proof_even_right_epochs_are_refused(proving: LocalCluster) -> None:
+    client = KazooClient(proving.zookeeper_connect)
+    client.start(TIMEOUT_S)
+    try:
+        controller_id = json.loads(client.get(paths.CONTROLLER)[0])["brokerid"]
+        for broker_id in (1, 2):
+            head = controller_id, controller_epoch(client), broker_epoch(client, broker_id)
+            broker = RawClient(proving.port(broker_id))
+            assert send_all(broker, *head) == [ErrorCode.CLUSTER_AUTHORIZATION_FAILED] * 3
+            shutdown = ControlledShutdownRequest(broker_id=broker_id, broker_epoch=head[2])
+            answer = broker.ask(shutdown, 3, ControlledShutdownResponse)
+            assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_fetch_in_the_name_of_a_follower_is_refused(proving: LocalCluster) -> None:
+    first = RawClient(proving.port(1))
+    assert first.produce(TOPIC, batch_of([b"first"])).error_code in (0, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    for broker_id, follower in ((1, 2), (2, 1)):
+        fetched = FetchPartition(partition=0, fetch_offset=1, partition_max_bytes=1_000)
+        request = FetchRequest(
+            replica_id=follower,
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1_000,
+            session_epoch=-1,
+            topics=[FetchTopic(topic=TOPIC, partitions=[fetched])],
+        )
+        answer = RawClient(proving.port(broker_id)).ask(request, 12, FetchResponse)
+        assert (answer.error_code, list(answer.responses)) == (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, [])
+
+
+def broker_epoch(zookeeper: KazooClient, broker_id: int = 1) -> int:
     """As anybody who reaches ZooKeeper can read it."""
-    return int(zookeeper.get(paths.broker_path(1))[1].czxid)
+    return int(zookeeper.get(paths.broker_path(broker_id))[1].czxid)
 
 
 def controller_epoch(zookeeper: KazooClient) -> int:

@@ -31,6 +31,7 @@ INJECTED = {
     "cut one way",
     "damaged disk",
     "disk",
+    "forged follower fetch",
     "forged request",
     "isolate",
     "kill",

@@ -250,6 +250,12 @@ class SimCluster:
         self._log_handler = _LogHandler(self)
         self._log_handler.install()
 
+    @property
+    def is_proof_needed(self) -> bool:
+        """Whether brokers must prove themselves. With an authorizer, its entries decide instead."""
+        is_guarded = bool(self.settings.get("authorizer.class.name"))
+        return not is_guarded and not self.settings["klamm.admit.unproven.peers"]
+
     # --- telling ---------------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:

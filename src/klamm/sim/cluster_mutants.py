@@ -63,6 +63,15 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
             ),
         ),
     ),
+    "follower_fetch_needs_no_proof": Mutant(
+        "klamm.apis.fetch",
+        "        return broker.acls is None and not broker.config.klamm_admit_unproven_peers\n",
+        "        return False\n",
+        first=7,
+    ),
+    "peers_need_no_proof": Mutant(
+        "klamm.apis.access", "    return peer is not None and sender in (None, peer)\n", "    return True\n", first=7
+    ),
     "any_higher_epoch_is_believed": Mutant(
         _R + "controller_guard",
         "        is_confirmed = claim.controller_epoch == self._confirmed_epoch and "

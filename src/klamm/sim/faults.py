@@ -11,7 +11,7 @@ from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
-from klamm.sim.forgery import forge, send_forged
+from klamm.sim.forgery import forge, forge_fetch, send_forged
 from klamm.sim.operator import elect_preferred, reassign
 from klamm.sim.power_failures import PowerFailures
 from klamm.sim.zk_server import HOST
@@ -25,6 +25,7 @@ _COUNTED = (
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
     ErrorCode.STALE_CONTROLLER_EPOCH,
     ErrorCode.STALE_BROKER_EPOCH,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
 )
 """Error codes of requests that were executed or correctly refused."""
 
@@ -299,17 +300,24 @@ class Faults:
         self._ask("leader election", tp, "its preferred leader", lambda to: elect_preferred(self._client, to, tp))
 
     def _forge(self) -> None:
-        """A sender that is not the controller sends a control request."""
+        """A sender that is not the controller sends a control request, or one that is not a broker fetches as one."""
         node = self._some_node()
         znode = self._cluster.zookeeper.tree.nodes.get(paths.CONTROLLER_EPOCH)
         if node.broker is None or znode is None or node.is_paused:
             return
         tp, epoch = self._rng.choice(self._cluster.partitions), decode_controller_epoch(znode.data)
-        request, version = forge(self._rng, node, tp, node.broker.controller_id, epoch)
+        is_proof_needed = self._cluster.is_proof_needed
+        kind = "forged request"
+        if is_proof_needed and self._rng.random() < 0.5:
+            kind, others = "forged follower fetch", [other for other in self._cluster.nodes if other != node.id]
+            request, version = forge_fetch(node, tp, self._rng.choice(others or [node.id]))
+        else:
+            request, version = forge(self._rng, node, tp, node.broker.controller_id, epoch)
         self._cluster.note(f"somebody sends broker {node.id} a forged {type(request).__name__}")
-        task = self._cluster.loop.spawn(self._operator, send_forged(self._client, node.id, request, version))
+        sent = send_forged(self._client, node.id, request, version, is_proof_needed=is_proof_needed)
+        task = self._cluster.loop.spawn(self._operator, sent)
         self._asking.add(task)
-        task.add_done_callback(lambda done: self._on_answer("forged request", tp, done))
+        task.add_done_callback(lambda done: self._on_answer(kind, tp, done))
 
     def _ask(
         self, kind: str, tp: TopicPartition, what: object, ask: Callable[[int], Coroutine[Any, Any, ErrorCode]]

@@ -1,6 +1,8 @@
-"""Forged control requests: with an epoch that was never elected, or with another broker's id.
+"""Forged control requests, with an epoch that was never elected or with another broker's id, and follower fetches.
 
-The forger knows everything that can be discovered or guessed: broker epochs, partitions, leader epochs.
+The forger knows everything that can be discovered or guessed: broker epochs, partitions, leader epochs, log ends. It
+cannot prove that it is a broker. Where brokers need no proof, epochs protect from forged control requests, and nothing
+protects from forged fetches.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from typing import Final, Protocol
 
 from klamm.broker import Broker
 from klamm.errors import ErrorCode
-from klamm.model import EPOCH_DURING_DELETE, TopicPartition
+from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, TopicPartition
+from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
@@ -98,13 +101,40 @@ def forge(rng: Random, node: ForgedNode, tp: TopicPartition, controller_id: int,
     ), 5
 
 
-async def send_forged(client: Client, broker_id: int, request: Message, version: int) -> ErrorCode:
-    """Raise Violation unless the broker refuses the request or does not answer."""
+def forge_fetch(node: ForgedNode, tp: TopicPartition, follower: int) -> tuple[Message, int]:
+    """Return a fetch in the name of a follower, and its version. It would acknowledge all records of the log."""
+    broker = node.broker
+    assert broker is not None
+    hosted = broker.replicas.partitions.get(tp)
+    end = hosted.log.log_end_offset if hosted is not None and hosted.log is not None else 0
+    fetched = FetchPartition(
+        partition=tp.partition,
+        current_leader_epoch=NO_EPOCH if hosted is None else hosted.leader_epoch,
+        fetch_offset=end,
+        partition_max_bytes=1_000,
+    )
+    return FetchRequest(
+        replica_id=follower,
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1_000,
+        session_epoch=NO_EPOCH,
+        topics=[FetchTopic(topic=tp.topic, partitions=[fetched])],
+    ), 12
+
+
+async def send_forged(
+    client: Client, broker_id: int, request: Message, version: int, *, is_proof_needed: bool
+) -> ErrorCode:
+    """Raise Violation unless the broker refuses the request or does not answer.
+
+    If brokers prove themselves, the request is refused before anything in it is looked at.
+    """
     try:
         response = await client.ask(broker_id, request, version)
     except OSError:
         return ErrorCode.REQUEST_TIMED_OUT
     error = ErrorCode(response.error_code)
-    if error not in _REFUSALS:
+    if error not in ((ErrorCode.CLUSTER_AUTHORIZATION_FAILED,) if is_proof_needed else _REFUSALS):
         raise Violation(f"broker {broker_id} answered a forged {type(request).__name__} with {error.name}")
     return error

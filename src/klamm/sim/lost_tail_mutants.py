@@ -78,7 +78,8 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         _C + "former_members",
         "    if not suspects.unsettled or any(_is_awaited(ctx, tp) for tp in suspects.left):\n",
         "    if not suspects.unsettled:\n",
-        600,
+        300,
+        first=130,
     ),
     "log_end_told_while_leading": Mutant(
         "klamm.sim.broker_model",
