@@ -46,14 +46,18 @@ def end_to_end(bootstrap: str, topic: str, records: int, size: int, acks: str) -
     return dict(zip(("p50", "p99", "p999"), map(float, found.groups()), strict=True))
 
 
-def run_tool(tool: str, arguments: list[str]) -> str:
-    """Run one of Kafka's tools to its end and return what it printed."""
+def run_tool(tool: str, arguments: list[str], stdin: str = "") -> str:
+    """Run one of Kafka's tools to its end and return what it printed.
+
+    `tool` is a class of `org.apache.kafka.tools`, or of the older packages below `kafka`.
+    """
     classpath = f"{libraries()}/*"
     log4j = FOLDER / "tools-log4j.properties"
     log4j.write_text(QUIET_LOG4J)
     java = ["java", "-Xmx512m", "-XX:+UseG1GC", "-Duser.language=en", f"-Dlog4j.configuration=file:{log4j}"]
-    command = [*java, "-cp", classpath, f"org.apache.kafka.tools.{tool}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    name = tool if tool.startswith("kafka.") else f"org.apache.kafka.tools.{tool}"
+    command = [*java, "-cp", classpath, name, *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise KlammError(f"{tool} ended with {done.returncode}:\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
     return done.stdout
