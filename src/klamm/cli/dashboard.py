@@ -43,7 +43,7 @@ def dashboard(
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Serve a web page that shows a cluster: its control plane, requests, topics, groups, transactions and pipelines.
+    """Serve a web page that shows a cluster: control plane, topics, groups and more.
 
     The page reads what any client may read, and the state of pipelines on this machine. It changes nothing unless
     --allow-changes is given. To keep a control log, run

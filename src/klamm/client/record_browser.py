@@ -185,6 +185,9 @@ class _Reading:
         found: list[BrowsedRecord] = []
         low, size = span.end, 1
         while low > span.first and len(found) < self._query.limit:
+            if self._is_spent():
+                self._is_complete = False
+                break
             window = Bounds(max(span.first, low - size), low)
             some = [record for record in self._read(tp, window) if self._matches(record)]
             if tp in self._failed or (self._is_spent() and size > 1):

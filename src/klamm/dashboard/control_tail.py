@@ -9,10 +9,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from klamm.client.cluster_client import ClusterClient
 from klamm.client.connection_pool import ClientConfig
+from klamm.client.patience import VIEWER_QUESTION
 from klamm.client.topic_reader import TopicReader
 from klamm.dashboard.record_history import RecordHistory
 from klamm.model import CONTROL_LOG_TOPIC
@@ -47,7 +49,8 @@ class ControlTail:
 
     def _run(self, post: Callable[[list[bytes]], object]) -> None:
         """Read until `close`. After an error the reader continues where it was."""
-        with ClusterClient(self._config) as client:
+        # A short patience: a leader that is cut off answers nobody, and the next one soon leads.
+        with ClusterClient(replace(self._config, patience=VIEWER_QUESTION)) as client:
             reader = TopicReader(client, CONTROL_LOG_TOPIC)
             is_open = False
             while not self._stop.is_set():

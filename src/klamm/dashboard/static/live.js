@@ -77,7 +77,10 @@ function show() {
 }
 
 function place() {
-  if (address.p) viewer.partition = address.p;
+  if (address.p && run.partitions.has(address.p)) {
+    viewer.partition = viewer.chart.partition = address.p;
+    viewer.picker.value = address.p;
+  }
   const [from, to] = (address.view || "").split("-").map(Number);
   if (address.t && to > from) {
     isFollowing = false;
