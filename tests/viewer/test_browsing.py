@@ -22,6 +22,8 @@ from tests.support.calm import WAIT_S
 TOPIC = "browsed"
 PARTITIONS = 3
 BASE_MS = 1_700_000_000_000
+KEPT = {"retention.ms": -1}
+"""The records are years old: retention would delete them."""
 
 Place = tuple[int, int]
 
@@ -35,20 +37,26 @@ def client(cluster: LocalCluster) -> Iterator[ClusterClient]:
 @pytest.fixture(scope="module")
 def written(cluster: LocalCluster) -> list[str]:
     """400 records in transactions, every third aborted: markers leave gaps. Returns the values."""
-    cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3)
+    cluster.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3, config=KEPT)
     rng = random.Random(4)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": "browsed"})
     producer.init_transactions(WAIT_S)
     values = []
+    failures: list[object] = []
+
+    def delivered(error: object, message: object) -> None:
+        if error is not None:
+            failures.append(error)
+
     for number in range(400):
         if number % 20 == 0:
             producer.begin_transaction()
         value = f"value {number} {'x' * rng.choice((5, 50, 500))}"
         at = rng.randrange(PARTITIONS)
-        producer.produce(TOPIC, value, partition=at, timestamp=BASE_MS + number * 1000)
+        producer.produce(TOPIC, value, partition=at, timestamp=BASE_MS + number * 1000, on_delivery=delivered)
         values.append(value)
         if number % 20 == 19:
-            producer.flush(WAIT_S)
+            assert producer.flush(WAIT_S) == 0 and not failures, failures
             end = producer.abort_transaction if number % 60 == 59 else producer.commit_transaction
             end(WAIT_S)
     return values
@@ -102,7 +110,7 @@ def test_the_newest_come_first(client: ClusterClient, written: list[str]) -> Non
 
 
 def test_a_time(client: ClusterClient, cluster: LocalCluster) -> None:
-    cluster.create_topic("timed", partitions=2, replication_factor=1)
+    cluster.create_topic("timed", partitions=2, replication_factor=1, config=KEPT)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     for number in range(60):
         producer.produce("timed", str(number), partition=number % 2, timestamp=BASE_MS + number * 1000)

@@ -85,9 +85,13 @@ export class Topics {
 
   _showList(found) {
     if (found.problem) {
+      this.listed = "";
       refill(this.body, problems([found.problem]));
       return;
     }
+    const text = JSON.stringify(found);
+    if (text === this.listed && this.body.childElementCount) return; // hundreds of rows are built again only for news
+    this.listed = text;
     const more = found.count - found.topics.length;
     refill(this.body, problems(found.problems),
       found.topics.length ? table(["topic", "#partitions", "#replication", "#size", "#on all disks", "state"], found.topics.map((it) =>
