@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pytest
+from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
@@ -189,6 +190,33 @@ def test_a_spark_job(spark: SparkSession, cluster: LocalCluster, tmp_path: Path)
     found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert {row["city"]: row["revenue"] for row in found} == {"Wien": 20.0, "Graz": 990.0}
     cluster.delete_topic("sales")  # other tests of this cluster create it
+
+
+def test_a_spark_job_over_the_request_log(spark: SparkSession, cluster: LocalCluster) -> None:
+    """Real traces of a real client: the job finds its produces, and the followers that completed them."""
+    servers, traced = cluster.bootstrap_servers, cluster.unique_topic_name("traced")
+    cluster.create_topic(traced, partitions=1, replication_factor=3)
+    on = " ".join(f"-s klamm.request.trace.{it}" for it in ("sample=1", "topic.enable=true", f"topics={traced}"))
+    klamm(f"klamm config alter --broker-defaults {on}", servers)
+    job = runpy.run_path(str(EXAMPLES.parent / "spark" / "slow_requests.py"))
+    producer = Producer({"bootstrap.servers": servers, "client.id": "traced-writer", "acks": "all"})
+    try:
+        while True:  # the test's own time limit ends it
+            producer.produce(traced, value=b"1")
+            assert producer.flush(60) == 0
+            if job["TOPIC"] in producer.list_topics(timeout=60).topics:
+                phases, waits = ([row.asDict() for row in table.collect()] for table in job["analyse"](spark, servers))
+                if any(row["api"] == "Produce" and row["purgatory"] == "Produce" for row in waits):
+                    break
+    finally:
+        off = " ".join(f"-d klamm.request.trace.{it}" for it in ("sample", "topic.enable", "topics"))
+        klamm(f"klamm config alter --broker-defaults {off}", servers)
+    (produce,) = [row for row in phases if row["api"] == "Produce"]
+    assert produce["requests"] > 0 and produce["failed"] == 0 and produce["p99_ms"] > 0 and produce["remote_ms"] > 0
+    waited = [row for row in waits if (row["api"], row["outcome"]) == ("Produce", "completed")]
+    assert {row["completed_by"] for row in waited} == {"Fetch"}
+    assert {row["of_broker"] for row in waited} <= set(cluster.broker_ids) - {cluster.leader(traced, 0)}
+    assert all(row["longest_ms"] >= row["mean_ms"] > 0 for row in waited)
 
 
 def test_the_first_pipeline(
