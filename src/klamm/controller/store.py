@@ -200,6 +200,8 @@ def _former_isr(
     `SETTLED_LEADERS` is written, which costs one write for all partitions. A complete ISR has no former members, and a
     topic that is being deleted needs none.
     """
+    if len(after.isr) < len(before.isr) and after.leader_epoch > before.leader_epoch and after.leader != NO_LEADER:
+        return None  # as in every ordinary failover; the rest is rarer
     former = ctx.suspects.former_isr(tp, before, after)
     if (former and after.leader != NO_LEADER) or ctx.deletions.is_queued(tp.topic):
         return None

@@ -73,6 +73,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         "issuperset(ctx.topics.assignment(tp).replicas) else former\n",
         "issuperset(ctx.topics.assignment(tp).replicas) else ()\n",
         300,
+        first=160,
     ),
     "leaders_settled_before_they_answer": Mutant(
         _C + "former_members",
