@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import struct
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.blocking_connection import BlockingConnection
 from klamm.errors import ErrorCode
 from klamm.local.ports import LOOPBACK, ReservedPort
@@ -23,6 +25,11 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataResponse,
 )
 from klamm.protocol.wire import decode
+from klamm.security.client_security import ClientSecurity
+from klamm.security.sasl.client_mechanisms import SaslCredentials
+from klamm.security.sasl.mechanisms import KLAMM_PEER
+from klamm.security.secret import Secret
+from klamm.zk.model import paths
 from klamm.zk.model.znodes import encode_controller, encode_controller_epoch
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.broker_process import BrokerProcess, write_properties
@@ -48,7 +55,9 @@ def zookeeper(tmp_path: Path) -> Iterator[KazooClient]:
 
 
 @contextlib.contextmanager
-def launched(zookeeper: KazooClient, directory: Path) -> Iterator[tuple[BrokerProcess, int]]:
+def launched(
+    zookeeper: KazooClient, directory: Path, *, admits_unproven: bool = True
+) -> Iterator[tuple[BrokerProcess, int]]:
     """A broker that has registered, and its port."""
     with ReservedPort() as port:
         properties = {
@@ -58,7 +67,7 @@ def launched(zookeeper: KazooClient, directory: Path) -> Iterator[tuple[BrokerPr
             "log.dirs": directory / "data",
             "controlled.shutdown.enable": "false",
             "zookeeper.connection.timeout.ms": 60_000,
-            "klamm.admit.unproven.peers": "true",  # the test acts as the controller
+            "klamm.admit.unproven.peers": str(admits_unproven).lower(),  # the test acts as the controller
         }
         broker = BrokerProcess(write_properties(directory / "broker.properties", properties))
         with broker.launched():
@@ -107,6 +116,33 @@ def test_clients_wait_for_the_first_update(zookeeper: KazooClient, tmp_path: Pat
             answer = read_metadata(client)
         assert [(each.node_id, each.port) for each in answer.brokers] == [(1, port)]
         assert answer.controller_id == ANOTHER
+
+
+def test_a_controller_that_proves_itself_is_obeyed(zookeeper: KazooClient, tmp_path: Path) -> None:
+    with launched(zookeeper, tmp_path, admits_unproven=False) as (_, port):
+        request = update(port, zookeeper.exists("/brokers/ids/1").czxid)
+        with (
+            socket.create_connection((LOOPBACK, port), TIMEOUT_S) as client,
+            BlockingConnection((LOOPBACK, port), client_id="stranger") as stranger,
+        ):
+            ask_metadata(client)
+            refused = stranger.ask(request, UpdateMetadataResponse, VERSION)
+            assert refused.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            secret = Secret(zookeeper.get(paths.PEER_SECRET)[0].decode())
+            assert asyncio.run(prove_and_ask(port, secret, request)) == ErrorCode.NONE
+            answer = read_metadata(client)
+        assert [(each.node_id, each.port) for each in answer.brokers] == [(1, port)]
+
+
+async def prove_and_ask(port: int, secret: Secret[str], request: UpdateMetadataRequest) -> int:
+    security = ClientSecurity(peer=SaslCredentials(KLAMM_PEER, str(ANOTHER), secret))
+    timeout_ms = int(TIMEOUT_S * 1000)
+    connection = await BrokerConnection.connect(
+        LOOPBACK, port, timeout_ms=timeout_ms, request_timeout_ms=timeout_ms, security=security
+    )
+    response = await connection.send(request, VERSION)
+    await connection.wait_closed()
+    return int(response.error_code)
 
 
 def test_a_broker_that_waits_for_its_first_update_can_be_stopped(zookeeper: KazooClient, tmp_path: Path) -> None:
