@@ -20,7 +20,7 @@ from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.damaged_disk import DamagedDisk
 from klamm.sim.operator import reassign
-from klamm.sim.staggered_power import Change, StaggeredPowerFailure
+from klamm.sim.staggered_power import StaggeredPowerFailure
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Delete
 
@@ -63,7 +63,7 @@ class AimedFaults:
             "late high watermark": self._lose_leader,
             "damaged disk": DamagedDisk(self._cluster, self._moment).run,
             "staggered power failure": StaggeredPowerFailure(
-                self._cluster, self._moment, Change.of(self._cluster.seed)
+                self._cluster, self._moment, changes_controller=self._cluster.seed % 32 == 28
             ).run,
         }
         if await faults[kind]():
