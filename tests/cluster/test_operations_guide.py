@@ -54,7 +54,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def test_commands(cluster: LocalCluster) -> None:
     commands = [line for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 17 and SELECTOR in GUIDE
+    assert len(commands) == 20 and SELECTOR in GUIDE
     for command in commands:
         done = CliRunner().invoke(app, words(command), env={BOOTSTRAP_VARIABLE: cluster.bootstrap_servers})
         assert done.exit_code == 0, (command, done.output, done.exception)

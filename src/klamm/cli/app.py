@@ -18,6 +18,7 @@ from klamm.cli import (
     group,
     log,
     partition,
+    perf,
     pipeline,
     quota,
     schema,
@@ -105,6 +106,7 @@ app.add_typer(group.app, name="group")
 app.add_typer(txn.app, name="txn")
 app.command()(produce)
 app.command()(consume)
+app.add_typer(perf.app, name="perf")
 app.add_typer(config.app, name="config")
 app.add_typer(quota.app, name="quota")
 app.add_typer(tls.app, name="tls")

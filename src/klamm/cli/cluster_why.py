@@ -12,6 +12,7 @@ import typer
 from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_address, unreachable
 from klamm.cli.cluster import ask_metadata
 from klamm.cli.command_config import current as command_config
+from klamm.cli.completion import TopicName
 from klamm.cli.output import bold, dim, fail, note, red, say
 from klamm.model import CONTROL_LOG_TOPIC
 
@@ -26,7 +27,7 @@ _NO_LOG: Final = (
 
 
 def why(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicName,
     partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of changes to explain.")] = 1,
     as_json: AsJson = False,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, TIMEOUT_S, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.completion import TopicName
 from klamm.cli.output import fail, note
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Isolation(StrEnum):
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicName,
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the first record.")] = False,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Join this group and commit offsets.")] = None,
     max_messages: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -9,14 +10,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from klamm.cli.client import AsJson
 from klamm.cli.output import fail, green, red, say, yellow
 
 _GIB: Final = 1 << 30
@@ -40,19 +42,27 @@ class Finding:
 def doctor(
     data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Data directory to check.")] = Path("klamm-data"),
     port: Annotated[int, typer.Option("--port", "-p", help="Port to check.")] = 9092,
+    as_json: AsJson = False,
 ) -> None:
     """Check whether this machine has what klamm needs."""
     findings = [*check_python(), *check_packages(), check_java(), check_port(port), check_disk(data_dir), check_files()]
     findings += [check_data_dir(data_dir), check_loopback()]
+    if as_json:
+        say(json.dumps([{**asdict(finding), "state": finding.state.value} for finding in findings], indent=2))
+    else:
+        _show(findings)
+    failed = sum(finding.state is State.FAILED for finding in findings)
+    if failed:
+        fail(f"{failed} of {len(findings)} checks failed.")
+
+
+def _show(findings: Sequence[Finding]) -> None:
     colour: dict[State, Callable[[str], str]] = {State.OK: green, State.WARNING: yellow, State.FAILED: red}
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         say(f"{colour[finding.state](f'{finding.state.value:7}')}  {finding.what:{width}}  {finding.found}")
         if finding.advice:
             say(f"{'':7}  {'':{width}}  {finding.advice}")
-    failed = sum(finding.state is State.FAILED for finding in findings)
-    if failed:
-        fail(f"{failed} of {len(findings)} checks failed.")
 
 
 def check_python() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from klamm.cli.controller import ControllerClient, reason, replicas_of
 from klamm.cli.output import fail, note, say
+from klamm.cli.progress_line import ProgressLine
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_partition_reassignments import (
@@ -110,20 +111,23 @@ def wait(servers: str, moves: Moves, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     seen = _SeenInMotion(servers)
     replaced: dict[TopicPartition, str] = {}
-    while True:
-        now = under_way(ControllerClient(servers, deadline - time.monotonic()))
-        for tp, target in moves.items():
-            if tp in now and target is not None and now[tp].target != target:
-                replaced[tp] = f"{tp} goes to {ids(now[tp].target)} and not to {ids(target)}"
-        moving = {tp: move for tp, move in now.items() if tp in moves and tp not in replaced}
-        if not moving:
-            break
-        if time.monotonic() >= deadline:
-            more = f" and {len(moving) - SHOWN} more" if len(moving) > SHOWN else ""
-            names = ", ".join(sorted(map(str, moving))[:SHOWN])
-            fail(f"After {timeout_s:g} s still under way: {names}{more}. They go on.")
-        seen.look_at(moving)
-        time.sleep(POLL_S)
+    with ProgressLine() as line:
+        while True:
+            now = under_way(ControllerClient(servers, deadline - time.monotonic()))
+            for tp, target in moves.items():
+                if tp in now and target is not None and now[tp].target != target:
+                    replaced[tp] = f"{tp} goes to {ids(now[tp].target)} and not to {ids(target)}"
+            moving = {tp: move for tp, move in now.items() if tp in moves and tp not in replaced}
+            if not moving:
+                break
+            if time.monotonic() >= deadline:
+                more = f" and {len(moving) - SHOWN} more" if len(moving) > SHOWN else ""
+                names = ", ".join(sorted(map(str, moving))[:SHOWN])
+                fail(f"After {timeout_s:g} s still under way: {names}{more}. They go on.")
+            done = len(moves) - len(moving)
+            line.show(done / len(moves), f"{done} of {len(moves)} moves have ended")
+            seen.look_at(moving)
+            time.sleep(POLL_S)
     elsewhere = seen.settle({tp: target for tp, target in moves.items() if tp not in replaced})
     if others := [*replaced.values(), *elsewhere]:
         fail("Another client cancelled or replaced moves: " + "; ".join(others[:SHOWN]) + ".")

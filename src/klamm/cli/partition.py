@@ -37,6 +37,7 @@ def reassign(
         bool, typer.Option("--cancel", help="Cancel moves: those of --file, of a partition, or of --topic.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the moves in progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the moves have finished.")] = False,
     timeout: Annotated[
         float, typer.Option(min=0, help="Maximum seconds for --wait and for finding a controller.")
@@ -47,6 +48,8 @@ def reassign(
 
     Old replicas are deleted when all new ones are in sync. Exit code 1: a move was rejected or did not finish in time.
     """
+    if as_json and not list_:
+        fail("--json requires --list.")
     _refuse_contradictions(topic, partition, replicas, file, cancel=cancel, list_=list_, wait=wait)
     from klamm.cli.controller import ControllerClient
     from klamm.cli.moves import start, under_way
@@ -55,7 +58,7 @@ def reassign(
     targets = None if file is None else read_targets(file)
     controller = ControllerClient(bootstrap_server, timeout)
     if list_:
-        _list(controller, topic, partition)
+        _list(controller, topic, partition, as_json)
         return
     moving = under_way(controller) if cancel else {}
     moves = _moves(moving, topic, partition, replicas, targets, cancel)
@@ -122,16 +125,18 @@ def _moves(
     return dict.fromkeys(tp for tp in moving if tp.topic == topic)
 
 
-def _list(controller: ControllerClient, topic: str | None, partition: int | None) -> None:
+def _list(controller: ControllerClient, topic: str | None, partition: int | None, as_json: bool) -> None:
     from klamm.cli.moves import ids, under_way
 
     moving = sorted(under_way(controller).items())
     wanted = [(tp, move) for tp, move in moving if topic in (None, tp.topic) and partition in (None, tp.partition)]
     if not wanted:
         _nothing_moves(controller.servers, topic, partition)
-        return
-    rows = [(tp.topic, tp.partition, *map(ids, move)) for tp, move in wanted]
-    table(("TOPIC", "PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows)
+        if not as_json:
+            return
+    show = list if as_json else ids
+    rows = [(tp.topic, tp.partition, *map(show, move)) for tp, move in wanted]
+    table(("TOPIC", "PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows, as_json=as_json)
 
 
 def _nothing_moves(servers: str, topic: str | None, partition: int | None) -> None:

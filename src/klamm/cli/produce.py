@@ -22,6 +22,7 @@ from klamm.cli.client import (
     parse_pairs,
     result,
 )
+from klamm.cli.completion import TopicName
 from klamm.cli.output import Failure, fail, note
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Acks(StrEnum):
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicName,
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", "-K", help=r"Separates key and value in a line; \t is a tab.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, TIMEOUT_S, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.completion import TopicName
 from klamm.cli.output import fail, note, say
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Sample = Annotated[
 
 @app.command()
 def infer(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicName,
     sample: Sample = SAMPLE,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write it here: a StructType if it ends in .json, else DDL.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -11,8 +12,8 @@ from typing import Annotated, Final
 
 import typer
 
-from klamm.cli.client import parse_pairs
-from klamm.cli.output import fail, green, note, red, say, table, yellow
+from klamm.cli.client import AsJson, parse_pairs
+from klamm.cli.output import fail, green, json_rows, note, red, say, table, yellow
 from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_session
 
 app = typer.Typer(help="Spark with klamm's settings: check, shell, submit, cluster.", no_args_is_help=True)
@@ -133,7 +134,7 @@ def cluster_down(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 
 @cluster.command("status")
-def cluster_status(directory: Directory = DEFAULT_DIRECTORY) -> None:
+def cluster_status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
     """Show the master, its workers and the applications that run on them."""
     from klamm.spark.cluster.standalone import master_state, read
 
@@ -141,13 +142,17 @@ def cluster_status(directory: Directory = DEFAULT_DIRECTORY) -> None:
     if found is None:
         fail(f"There is no Spark cluster in {directory}.")
     alive = {node.role for node in found.alive()}
-    table(
-        ("Role", "Process", "State"),
-        [(node.role, node.pid, "running" if node.role in alive else "ended") for node in found.nodes],
-    )
+    processes = [(node.role, node.pid, "running" if node.role in alive else "ended") for node in found.nodes]
     state = master_state(found) if alive else None
+    if as_json:
+        shown = {"processes": json_rows(("Role", "Process", "State"), processes), "master": state}
+        say(json.dumps(shown, indent=2))
+    else:
+        table(("Role", "Process", "State"), processes)
     if state is None:
         fail(f"The master at {found.master} does not answer.")
+    if as_json:
+        return
     say()
     table(
         ("Worker", "State", "Cores", "Used", "Memory MB"),

@@ -17,6 +17,7 @@ from klamm.cli.client import (
     parse_pairs,
     results,
 )
+from klamm.cli.completion import TopicName, topic_names
 from klamm.cli.output import Failure, fail, say, table
 from klamm.model import TopicPartition
 
@@ -82,7 +83,8 @@ def list_(
 @app.command()
 def describe(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Topics to describe; by default all.")
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC]...", help="Topics to describe; by default all.", autocompletion=topic_names),
     ] = None,
     under_replicated: Annotated[
         bool, typer.Option("--under-replicated-partitions", help="Only partitions with replicas out of sync.")
@@ -195,7 +197,7 @@ def _ids(nodes: Any) -> str:
 
 @app.command()
 def alter(
-    name: Annotated[str, typer.Argument(metavar="TOPIC")],
+    name: TopicName,
     partitions: Annotated[
         int | None, typer.Option(min=1, max=MAX_PARTITIONS, help="New number of partitions; it can only grow.")
     ] = None,
@@ -223,7 +225,7 @@ def alter(
 
 @app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    names: Annotated[list[str], typer.Argument(metavar="TOPIC...", autocompletion=topic_names)],
     if_exists: Annotated[bool, typer.Option("--if-exists", help="Succeed if the topic does not exist.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:

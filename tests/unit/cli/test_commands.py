@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.cli.client import sentence
@@ -176,6 +178,14 @@ def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
         DirectoryLock(tmp_path).__enter__()
     with DirectoryLock(tmp_path):
         pass
+
+
+def test_doctor_as_json(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["doctor", "--json", "--data-dir", str(tmp_path)])
+    findings = json.loads(done.stdout)
+    assert {finding["state"] for finding in findings} <= {"ok", "warning", "failed"}
+    assert {"what", "state", "found", "advice"} == findings[0].keys() and len(findings) > 5
+    assert done.exit_code == any(finding["state"] == "failed" for finding in findings)
 
 
 def test_doctor_findings(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ SAY_WHAT = "Pass --topic, --partition and --replicas, or --file, or --list, or -
         ("reassign --wait", SAY_WHAT),
         ("reassign --partition 0 --replicas 1", "--partition requires --topic."),
         ("reassign --file f --topic t", "--file cannot be combined with --topic, --partition or --replicas."),
+        ("reassign --json --cancel --topic t", "--json requires --list."),
         ("reassign --list --wait", "--list cannot be combined with --replicas, --file, --cancel or --wait."),
         (
             "reassign -t t -p 0 --cancel --replicas 1",
