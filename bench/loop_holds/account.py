@@ -1,4 +1,4 @@
-"""CPU time of callbacks on one loop: the longest one, and what it did."""
+"""CPU time of the turns of one loop: the longest one, and what it did."""
 
 from __future__ import annotations
 
@@ -16,45 +16,53 @@ PARTS = ("decode", "handler", "encode", "free", "gc")
 
 @dataclass
 class Account:
-    """The longest callback since the last `reset`, and the longest pass of the collector.
+    """The longest turn of the loop since the last `reset`, and the longest pass of the collector.
 
-    CPU time of the loop's thread: other processes do not matter.
+    A turn is everything between two polls of the sockets: a client waits for all of it. CPU time of the loop's thread:
+    other processes do not matter.
     """
 
     hold_s: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     pass_s: float = 0.0
-    callbacks: int = 0
+    turns: int = 0
     cpu_s: float = 0.0
     _now: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _thread: int = 0
     _pass_began: float = 0.0
+    _turn_began: float = 0.0
+    _is_measuring: bool = False
 
     def reset(self) -> None:
         self.hold_s = self.pass_s = self.cpu_s = 0.0
-        self.callbacks = 0
+        self.turns = 0
         self.parts = {}
 
     def install(self) -> None:
-        """Time the callbacks of this thread's loop, which must be one of asyncio's own."""
         self._thread = threading.get_ident()
-        run = asyncio.Handle._run
-
-        def timed(handle: asyncio.Handle) -> None:
-            if threading.get_ident() != self._thread:
-                return run(handle)
-            began = thread_time()
-            self._now = dict.fromkeys(PARTS, 0.0)
-            run(handle)
-            self._ended(thread_time() - began)
-            return None
-
-        asyncio.Handle._run = timed  # type: ignore[method-assign, assignment]
         gc.callbacks.insert(0, self._on_pass_start)
         gc.callbacks.append(self._on_pass_stop)
 
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Time every turn of this loop until `stop`: a callback runs in each, so the loop does not rest meanwhile."""
+        self.reset()
+        self._is_measuring = True
+        loop.call_soon(self._on_turn, loop, False)
+
+    def stop(self) -> None:
+        self._is_measuring = False
+
+    def _on_turn(self, loop: asyncio.AbstractEventLoop, has_begun: bool = True) -> None:
+        now = thread_time()
+        if has_begun:
+            self._ended(now - self._turn_began)
+        self._now = dict.fromkeys(PARTS, 0.0)
+        self._turn_began = now
+        if self._is_measuring:
+            loop.call_soon(self._on_turn, loop)
+
     def _ended(self, seconds: float) -> None:
-        self.callbacks += 1
+        self.turns += 1
         self.cpu_s += seconds
         if seconds > self.hold_s:
             self.hold_s, self.parts = seconds, self._now

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import tracemalloc
+from mmap import mmap
 from random import Random
 
 import pytest
 
 from klamm.errors import ProtocolError
+from klamm.protocol.chunked import FREED_BYTES, release
 from klamm.protocol.frames import (
     FIRST_BYTES,
+    GROWTH_BYTES,
+    MAPPED_BYTES,
     Frame,
     FrameReader,
     RequestHeader,
@@ -36,7 +41,22 @@ def framed(body: bytes) -> bytes:
 
 
 def bodies(rng: Random) -> list[bytes]:
-    sizes = [0, 1, 3, 4, 100, 5000, 32 * 1024, 32 * 1024 + 1, 64 * 1024, 70_000, 300_000, 1_100_000, 7]
+    sizes = [
+        0,
+        1,
+        3,
+        4,
+        100,
+        5000,
+        32 * 1024,
+        32 * 1024 + 1,
+        64 * 1024,
+        70_000,
+        300_000,
+        1_100_000,
+        MAPPED_BYTES + 1,
+        7,
+    ]
     rng.shuffle(sizes)
     return [rng.randbytes(size) for size in sizes]
 
@@ -106,6 +126,30 @@ def test_a_view_that_is_still_held_does_not_stop_growth() -> None:
         view[:] = b"q" * len(view)
         frames = reader.buffer_updated(len(view))
     assert frames == [b"q" * size]
+
+
+def test_a_very_large_frame_has_pages_of_its_own_that_are_freed_in_steps() -> None:
+    body = Random(1).randbytes(MAPPED_BYTES + 3 * FREED_BYTES)
+    (frame,) = FrameReader(MAX_BYTES).receive(framed(body))
+    assert isinstance(frame, mmap)
+    assert frame[:] == body
+    with memoryview(frame)[-5:] as kept:
+        list(release([frame]))
+        assert bytes(kept) == body[-5:], "pages in use are not freed"
+    sizes = [len(frame) for _ in release([frame])]
+    assert [before - after for before, after in itertools.pairwise(sizes)][:2] == [FREED_BYTES] * 2
+    assert frame[:] == body[: len(frame)]
+
+
+def test_memory_is_counted_as_the_bytes_of_a_very_large_frame_arrive() -> None:
+    reader = FrameReader(MAX_BYTES)
+    reader.receive(struct.pack(">i", MAX_BYTES) + b"x" * 100)
+    assert reader.large_bytes == GROWTH_BYTES
+    reader.receive(bytes(3 * GROWTH_BYTES))
+    assert reader.large_bytes == 4 * GROWTH_BYTES
+    assert len(reader.get_buffer()) == GROWTH_BYTES
+    assert len(reader.discard()) == MAX_BYTES
+    assert reader.large_bytes == 0
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 1001, 2**31 - 1])

@@ -115,18 +115,23 @@ async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchReque
         except StopIteration as done:
             context: FetchContext | ErrorCode = done.value
             break
-        await asyncio.sleep(0)
+        await _next_slice(ctx)
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
     if ctx.api_version >= _FIRST_WITH_BATCHES:  # the conversion looks at it again
         req.topics = req.forgotten_topics_data = ()
         for _ in ctx.freed():
-            await asyncio.sleep(0)
+            await _next_slice(ctx)
     looked_at = context.begin(broker, params, ctx)
     if isinstance(looked_at, ErrorCode):
         return FetchResponse(error_code=looked_at, responses=())
     return await _fetch_in_slices(broker, ctx, params, context, looked_at)
+
+
+async def _next_slice(ctx: RequestContext) -> None:
+    ctx.note_slice()
+    await asyncio.sleep(0)
 
 
 async def _fetch_in_slices(
@@ -159,7 +164,7 @@ async def _fetch_in_slices(
     for part in consume(results):
         _add(broker, ctx, params, context, answer(replicas, params, part), response)
         delayed.release(part)
-        await asyncio.sleep(0)
+        await _next_slice(ctx)
     return response
 
 
@@ -182,7 +187,7 @@ async def _read_in_slices(
         refused += more_refused
         reads += more
         missing = bytes_to_wait_for(replicas, params, more, missing) if missing and not refused else 0
-        await asyncio.sleep(0)
+        await _next_slice(ctx)
     if missing:
         done = park(replicas, params, delayed)
         reads = await done if isinstance(done, asyncio.Future) else done

@@ -12,7 +12,7 @@ from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
 from klamm.client.patience import SINGLE_REQUEST
 from klamm.client.versions import BrokerVersions, Negotiation
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.protocol.frames import Frame, FrameReader
+from klamm.protocol.frames import GROWTH_BYTES, Frame, FrameReader
 from klamm.protocol.wire import BytesLike, Message, decode, decode_in_slices, encode
 from klamm.security.client_security import PLAINTEXT, ClientSecurity
 from klamm.security.sasl.client_authentication import ClientAuthentication
@@ -53,6 +53,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._loop = loop
         self._request_timeout_ms = request_timeout_ms
         self._reader = FrameReader(max_response_bytes)
+        self._is_resting = False
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange[_Waiting] = Exchange(client_id, first_correlation_id)
         self._error: ConnectionError | None = None
@@ -219,6 +220,16 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._on_frame(frame)
         except ProtocolError as error:
             self._fail(_not_kafka(error))
+        if self._reader.large_bytes > GROWTH_BYTES and not self._is_resting and self._transport is not None:
+            self._is_resting = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Continue to read a large response: uvloop reads a socket up to 32 times in one turn of the loop."""
+        self._is_resting = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     # --- authentication ---
 

@@ -15,7 +15,7 @@ from klamm.errors import ProtocolError
 from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_header
 from klamm.protocol.messages import request_class
 from klamm.protocol.messages.api_versions import ApiVersionsRequest
-from klamm.protocol.wire import BytesLike, Message
+from klamm.protocol.wire import BytesLike, Message, Received
 
 MAX_RESPONSE_BYTES: Final = 2**31 - 1
 _MAX_CORRELATION_ID: Final = 2**31 - 1
@@ -59,7 +59,7 @@ class Exchange(Generic[P]):
         """Frame a request that no response follows: Produce with acks=0."""
         return self._head(api_key, version, self.next_correlation_id, body)
 
-    def match(self, frame: BytesLike) -> tuple[P, type[Message], int, int]:
+    def match(self, frame: Received) -> tuple[P, type[Message], int, int]:
         """Remove the request that the frame answers; return it with the class, version and position of the response.
 
         Raises ProtocolError if the frame is not the next response.

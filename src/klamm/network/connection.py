@@ -17,13 +17,14 @@ from klamm.network.charging import charge
 from klamm.network.connection_environment import ConnectionEnvironment
 from klamm.network.gate import SASL_KEYS, Answer
 from klamm.network.guarded import GuardedProtocol
-from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, WRITE
+from klamm.network.muting import CLOSING, IN_FLIGHT, MEMORY, NOT_ADMITTED, QUEUE_FULL, TURN, WRITE
 from klamm.network.request import Request, Steps
 from klamm.network.request_decoder import RequestDecoder
 from klamm.network.request_metrics import MAX_CODES
 from klamm.network.request_pipeline import FLUSH_BYTES, RequestPipeline, encoded_in_slices
 from klamm.network.request_queue import Lane
 from klamm.protocol.chunked import Held
+from klamm.protocol.frames import GROWTH_BYTES
 from klamm.protocol.wire import BytesLike, Message, encode
 
 MAX_IN_FLIGHT: Final = 10
@@ -140,6 +141,8 @@ class Connection(GuardedProtocol):
         if pool is not None and has_grown and pool.is_depleted and not self._pipeline.is_unfinished_control():
             pool.waiting[self._on_memory] = None
             self.pause(MEMORY)
+        elif has_grown and size_bytes > GROWTH_BYTES:
+            self.rest_a_turn()
 
     def pause_writing(self) -> None:
         self._set_write_paused(True)
@@ -182,11 +185,6 @@ class Connection(GuardedProtocol):
     def responses_waiting(self) -> int:
         """How many complete responses have not been written."""
         return sum(request.is_complete for request in self._pipeline.in_flight)
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """How many bytes of an incomplete frame the connection holds."""
-        return self._reader.pending_bytes
 
     def _process_received(self) -> None:
         if self._pipeline.frames:
@@ -269,13 +267,13 @@ class Connection(GuardedProtocol):
 
     def refuse(self, request: Request, reason: str) -> None:
         _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
-        request.frame = b""
+        self._channel.free(request)
         self.stop_reading()
         self._pipeline.drop_later_than(request)
         self.complete_with_close(request)
 
     def drop(self, request: Request) -> None:
-        request.frame = b""
+        self._channel.free(request)
         self._channel.release_memory(request)
         request.local_done_at = request.remote_done_at = self._monotonic()
         self._finish(request, None)
@@ -404,7 +402,7 @@ class Connection(GuardedProtocol):
         Bytes that still arrive are read and dropped: unread bytes would make the system reset the connection when it
         closes, and with that destroy responses on their way.
         """
-        self._pipeline.frames.clear()
+        self._channel.freed_frames.take(self._pipeline.frames)
         self.paused |= CLOSING
 
     # The end.
@@ -414,7 +412,7 @@ class Connection(GuardedProtocol):
         return self.last_active_at <= moment and (not self._pipeline.in_flight or self.is_write_paused)
 
     def has_ended(self) -> bool:
-        if not self.is_closed and self.paused and self.has_peer_closed():
+        if not self.is_closed and self.paused & ~TURN and self.has_peer_closed():
             assert self._transport is not None
             self._transport.abort()
             return True
@@ -441,9 +439,9 @@ class Connection(GuardedProtocol):
         self._record_unsent(self._monotonic())
         if self._unfinished_bytes:
             self._note_unfinished(0)
-        self._reader.discard()  # A closed connection waits for the garbage collector.
+        self._channel.freed_frames.add(self._reader.discard())  # A closed connection waits for the garbage collector.
         if self.paused & CLOSING:
-            self._pipeline.frames.clear()
+            self._channel.freed_frames.take(self._pipeline.frames)
         self._list_again()
         self._mark_ready()
         self._transport = None

@@ -18,11 +18,21 @@ _log = logging.getLogger(__name__)
 class GuardedProtocol(PausableProtocol):
     """A refused peer gets its answer after a delay, and then the connection closes."""
 
-    __slots__ = ("_deadline", "_max_request_bytes", "_now_ms", "_reader", "_session_end", "context", "gate")
+    __slots__ = (
+        "_deadline",
+        "_max_request_bytes",
+        "_now_ms",
+        "_reader",
+        "_session_end",
+        "context",
+        "gate",
+        "note_slice",
+    )
 
     def __init__(self, environment: ConnectionEnvironment) -> None:
         super().__init__(environment.loop)
         self.context = ChannelContext()
+        self.note_slice = environment.channel.note_slice
         self.gate = Gate(environment.security, self.context)
         self._now_ms = environment.clock.now_ms
         self._max_request_bytes = environment.max_request_bytes
@@ -32,6 +42,11 @@ class GuardedProtocol(PausableProtocol):
         )
         self._deadline: asyncio.TimerHandle | None = None
         self._session_end: asyncio.TimerHandle | None = None
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """How many bytes of an incomplete frame the connection holds."""
+        return self._reader.pending_bytes
 
     def _limit_authentication(self) -> None:
         """Bound the time in which the peer must prove who it is."""

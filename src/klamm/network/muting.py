@@ -26,6 +26,8 @@ CLOSING: Final = 64
 """The connection accepts no further requests."""
 AUTHENTICATION: Final = 128
 """Too many logins of the address have failed: this one waits for its turn."""
+TURN: Final = 256
+"""A large request has received its share of this turn of the loop."""
 
 REASONS: Final = {
     NOT_ADMITTED: "not-admitted",
@@ -75,6 +77,12 @@ class PausableProtocol(asyncio.BufferedProtocol):
         self._process_received()
         if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def rest_a_turn(self) -> None:
+        """Read on in the next turn of the loop: uvloop reads a socket up to 32 times in one turn."""
+        if not self.paused:
+            self.pause(TURN)
+            self._loop.call_soon(self.resume, TURN)
 
     def has_peer_closed(self) -> bool:
         """Return whether the peer has closed the connection: the loop does not notice while it does not read.

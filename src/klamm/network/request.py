@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator
+from mmap import mmap
 from typing import Any, Final, Protocol
 
 from klamm.network.api_table import VersionedApi
@@ -117,6 +118,15 @@ class Request(RequestContext):
             if self.held is not None:
                 self.held[:0] = rows_of(collection)  # It may refer to arrays of the request, which come later.
 
+    def note_slice(self) -> None:
+        self.connection.note_slice()
+
+    def hold_frame(self, frame: Frame) -> None:
+        """Free the pages of a very large frame in steps, after the parts of the message that refer to them."""
+        if isinstance(frame, mmap):
+            self.held = [] if self.held is None else self.held
+            self.held.append(frame)
+
     def freed(self) -> Steps:
         held, self.held = self.held, None
         if held is not None:
@@ -156,6 +166,9 @@ class Responder(Protocol):
 
     def begin_slices(self, request: Request) -> None:
         """Hold back the next requests of the connection: this one is worked on in slices."""
+
+    def note_slice(self) -> None:
+        """Note that a request which takes several slices begins another one."""
 
     def end_slices(self, request: Request) -> None:
         """Release the next requests of the connection."""

@@ -13,6 +13,7 @@ from typing import Final
 
 from klamm.metrics import MetricsRegistry
 from klamm.network.charging import NO_QUOTAS, RequestQuotas
+from klamm.network.freed_frames import FreedFrames
 from klamm.network.hoard import Hoard
 from klamm.network.request import Request
 from klamm.network.request_queue import Lane, RequestQueue
@@ -80,6 +81,9 @@ class RequestChannel:
         """Requests that were received and have not left the broker, with a response or without."""
         self.unsent_bytes = 0
         """Responses, complete or reserved, that their clients have not read."""
+        self.freed_frames = FreedFrames(loop)
+        self.collect: Callable[[], None] | None = None
+        """Collects garbage between slices: a pass of the collector that comes late holds the loop."""
         self.wake_handlers: Callable[[], None] = _no_handlers
         self.flushes_itself = False
         self._to_flush: list[Callable[[], None]] = []
@@ -116,6 +120,16 @@ class RequestChannel:
         """Free the request's share of the memory pool: its frame is decoded or dropped."""
         self.memory_pool.used_bytes -= request.pooled_bytes
         request.pooled_bytes = 0
+
+    def free(self, request: Request) -> None:
+        """Drop the frame of a request that is not decoded."""
+        frame, request.frame = request.frame, b""
+        self.freed_frames.add(frame)
+
+    def note_slice(self) -> None:
+        """A request that takes several slices begins another one."""
+        if self.collect is not None:
+            self.collect()
 
     def note_received(self) -> None:
         """Count a request that needs no handler."""

@@ -135,6 +135,9 @@ class RequestContext:
         Dictionaries and sets are emptied then, so nobody else may use them.
         """
 
+    def note_slice(self) -> None:
+        """Call between slices of work in a task of its own. Sliced handlers are noted by the network layer."""
+
     def freed(self) -> Generator[None, None, None]:
         """The steps that free the request and what was held: for a handler that waits long and needs neither."""
         yield from ()

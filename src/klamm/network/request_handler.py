@@ -85,8 +85,8 @@ class KafkaRequestHandlerPool:
         self._is_scheduled = False
         self._is_running = False
         self._serves_data = False
-        self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done)
-        self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done)
+        self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done, channel.note_slice)
+        self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done, channel.note_slice)
         self._was_sliced = False
         self._was_control_sliced = False
         """Control requests do not come first here: any client can send large ones, although they are refused in the
@@ -217,11 +217,11 @@ class KafkaRequestHandlerPool:
         return self._monotonic()
 
     def _handle_large(self, request: Request) -> Steps:
+        frame, request.frame = request.frame, b""
         request.held = []
         rest = None
         try:
-            decoding = request.connection.decoder.decode_in_slices(request.api, request.frame, request.held)
-            request.frame = b""
+            decoding = request.connection.decoder.decode_in_slices(request.api, frame, request.held)
             request.client_id, message = yield from decoding
             if len(request.held) <= FEW_ROWS:
                 request.held = None
@@ -230,6 +230,8 @@ class KafkaRequestHandlerPool:
         except ProtocolError as error:
             request.connection.refuse(request, str(error))
         finally:
+            request.hold_frame(frame)
+            del frame
             self._channel.release_memory(request)
         if rest is not None:
             yield from rest

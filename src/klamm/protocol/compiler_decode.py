@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from mmap import mmap
 from struct import Struct as Format
 from typing import Any
 
@@ -25,7 +26,7 @@ from klamm.protocol.declaration import Message
 from klamm.protocol.schema import REFERENCE_COST, Slot, Type, cost, is_flexible, min_size, plain, plan, tagged
 
 Decoder = Callable[[bytes | bytearray, int], tuple[Any, int]]
-SlicedDecoder = Callable[[bytes | bytearray, int, Held], Generator[None, None, tuple[Any, int]]]
+SlicedDecoder = Callable[[bytes | bytearray | mmap, int, Held], Generator[None, None, tuple[Any, int]]]
 _NEW_ROW = "row = []; held.append(row); hold = row.append"
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from mmap import mmap
 from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform
 from uuid import UUID
 
@@ -47,6 +48,8 @@ class Kind:
 
 
 BytesLike = bytes | bytearray | memoryview
+Received = bytes | bytearray | memoryview | mmap
+"""Bytes that are decoded. Very large frames are received into pages of their own."""
 
 Bool = Annotated[bool, Kind("bool", "?", 1)]
 Int8 = Annotated[int, Kind("int8", "b", 1)]
@@ -131,7 +134,7 @@ class Message(Struct):
     DECODERS: ClassVar[dict[int, Callable[[bytes | bytearray, int], tuple[Any, int]]]]
     ENCODERS: ClassVar[dict[int, Callable[[Any], list[BytesLike]]]]
     SLICED_DECODERS: ClassVar[
-        dict[int, Callable[[bytes | bytearray, int, Held], Generator[None, None, tuple[Any, int]]]]
+        dict[int, Callable[[bytes | bytearray | mmap, int, Held], Generator[None, None, tuple[Any, int]]]]
     ]
     SLICED_ENCODERS: ClassVar[dict[int, Callable[[Any, Held], Generator[None, None, list[BytesLike]]]]]
     TEMPLATES: ClassVar[dict[tuple[int, tuple[str, ...]], Callable[[Any], list[list[BytesLike]]]]]

@@ -3,18 +3,20 @@
 A frame is a four-byte size, followed by that many bytes. `FrameReader` fits `asyncio.BufferedProtocol` (`get_buffer`,
 `buffer_updated`) and plain `receive(data)` alike. Small frames are copied out of a scratch buffer that the connections
 of a loop may share; the bytes of a large frame are received straight into the object that is handed out. Memory is
-never reserved only because the peer announced a size: the buffer of a large frame grows with the received bytes.
+never reserved only because the peer announced a size: the buffer of a large frame grows with the received bytes, and
+the system gives a very large one its pages when they are written.
 """
 
 from __future__ import annotations
 
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct, error
 from typing import Final, NamedTuple
 
 from klamm.errors import ProtocolError
 from klamm.protocol.messages import MODULES, request_class
 from klamm.protocol.runtime import skip_tagged_fields
-from klamm.protocol.wire import BytesLike, Message, encode
+from klamm.protocol.wire import BytesLike, Message, Received, encode
 
 CONTROLLED_SHUTDOWN: Final = 7
 API_VERSIONS: Final = 18
@@ -30,9 +32,11 @@ FIRST_BYTES: Final = 256 * 1024
 Afterwards the buffer grows fourfold each time it is full, by at most `GROWTH_BYTES`.
 """
 GROWTH_BYTES: Final = 1024 * 1024
-"""Such a step takes a millisecond or two: the system moves the pages of a large buffer without copying them."""
+"""Also the maximum of one read: a page that is written for the first time takes the system up to 2 us."""
+MAPPED_BYTES: Final = 4 * 1024 * 1024
+"""A larger frame is received into pages of its own. They are freed in steps (`chunked.release`), others at once."""
 
-Frame = bytes | bytearray
+Frame = bytes | bytearray | mmap
 
 REQUEST_HEADER: Final = Struct(">hhih")
 """API key, version, correlation id and the length of the client id. Header version 0 ends before the length."""
@@ -52,9 +56,9 @@ class FrameReader:
         self.max_bytes = max_bytes
         self._scratch = bytearray(SCRATCH_BYTES) if scratch is None else scratch
         self._stash = b""
-        self._large: bytearray | None = None
+        self._large: bytearray | mmap | None = None
         self.large_bytes = 0
-        """The buffer size of an incomplete large frame; 0 if there is none."""
+        """The memory of an incomplete large frame; 0 if there is none."""
         self._large_size = 0
         self._filled = 0
 
@@ -73,10 +77,11 @@ class FrameReader:
 
         Call `buffer_updated` before any other reader that shares the scratch buffer.
         """
-        if self._large is not None:
-            if self._filled == len(self._large):
-                self._grow_large(self._large)
-            return memoryview(self._large)[self._filled :]
+        large = self._large
+        if large is not None:
+            if isinstance(large, bytearray) and self._filled == len(large):
+                large = self._grown(large)
+            return memoryview(large)[self._filled : self._filled + GROWTH_BYTES]
         kept = len(self._stash)
         self._scratch[:kept] = self._stash
         return memoryview(self._scratch)[kept:]
@@ -129,40 +134,58 @@ class FrameReader:
 
     def _begin_large(self, size: int, head: memoryview) -> None:
         self._large_size = size
-        self._large = bytearray(min(size, max(FIRST_BYTES, len(head) * 2)))
+        large: bytearray | mmap | None = _mapped(size) if size > MAPPED_BYTES else None
+        if large is None:
+            large = bytearray(min(size, max(FIRST_BYTES, len(head) * 2)))
+        self._large = large
         self._filled = len(head)
-        self._large[: self._filled] = head
-        self.large_bytes = len(self._large)
+        large[: self._filled] = head
+        self._count_large(large)
 
-    def _grow_large(self, large: bytearray) -> None:
+    def _grown(self, large: bytearray) -> bytearray:
         """Here and not in `buffer_updated`, where the transport may still hold a view: then all would be copied."""
         more = min(self._large_size - len(large), 3 * len(large), GROWTH_BYTES)
-        self._large = _grown(large, len(large) + more)
-        self.large_bytes = len(self._large)
+        try:
+            large.extend(_ZEROS[:more])
+        except BufferError:  # the transport still holds the view that get_buffer returned
+            large = large + _ZEROS[:more]
+        self._large = large
+        self._count_large(large)
+        return large
 
-    def discard(self) -> None:
-        """Free the incomplete frame: no more bytes will arrive."""
+    def _count_large(self, large: bytearray | mmap) -> None:
+        """Count the memory of the frame. Of a mapped buffer only the pages that were written take memory."""
+        used = -(-self._filled // GROWTH_BYTES) * GROWTH_BYTES if isinstance(large, mmap) else len(large)
+        self.large_bytes = min(used, len(large))
+
+    def discard(self) -> Frame:
+        """Hand out the incomplete frame, to be freed: no more bytes will arrive."""
+        rest: Frame = b"" if self._large is None else self._large
         self._large, self.large_bytes, self._stash = None, 0, b""
+        return rest
 
     def _fill_large(self, nbytes: int) -> list[Frame]:
         large = self._large
         assert large is not None
         self._filled += nbytes
-        if self._filled < len(large):
-            return []
         if self._filled < self._large_size:
+            if isinstance(large, mmap):
+                self._count_large(large)
             return []
         self._large = None
         self.large_bytes = 0
         return [large]
 
 
-def _grown(buffer: bytearray, size: int) -> bytearray:
+_ZEROS: Final = memoryview(bytes(GROWTH_BYTES))
+
+
+def _mapped(size: int) -> mmap | None:
+    """Pages that take memory when they are written. None if the system refuses so many."""
     try:
-        buffer.extend(bytes(size - len(buffer)))
-        return buffer
-    except BufferError:  # the transport still holds the view that get_buffer returned
-        return buffer + bytes(size - len(buffer))
+        return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    except OSError:
+        return None
 
 
 class RequestHeader(NamedTuple):
@@ -190,7 +213,7 @@ def response_header_version(api_key: int, api_version: int) -> int:
     return 1 if api_key != API_VERSIONS and is_flexible(api_key, api_version) else 0
 
 
-def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, int]:
+def decode_request_header(buf: Received, pos: int = 0) -> tuple[RequestHeader, int]:
     """Read a request header; return it with the position of the body. Raises ProtocolError only.
 
     For an unknown key or version, the position is where the body would begin under header 1.
@@ -201,7 +224,7 @@ def decode_request_header(buf: BytesLike, pos: int = 0) -> tuple[RequestHeader, 
         raise ProtocolError(f"the request header is malformed: {cause}") from cause
 
 
-def _request_header(buf: BytesLike, pos: int) -> tuple[RequestHeader, int]:
+def _request_header(buf: Received, pos: int) -> tuple[RequestHeader, int]:
     # Header 0 has no client id; the bytes read in its place belong to the body and are not used.
     key, version, correlation_id, length = REQUEST_HEADER.unpack_from(buf, pos)
     header = request_header_version(key, version)
@@ -228,7 +251,7 @@ def encode_request_header(header: RequestHeader) -> bytes:
     return raw[:8] if version == 0 else raw + b"\x00" if version == 2 else raw
 
 
-def decode_response_header(api_key: int, api_version: int, buf: BytesLike, pos: int = 0) -> tuple[int, int]:
+def decode_response_header(api_key: int, api_version: int, buf: Received, pos: int = 0) -> tuple[int, int]:
     """Read the correlation id of a response; return it with the position of the body. Raises ProtocolError only."""
     try:
         correlation_id: int = _CORRELATION.unpack_from(buf, pos)[0]

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from klamm.errors import ProtocolError
 from klamm.model import ZERO_UUID
-from klamm.protocol.declaration import BytesLike
+from klamm.protocol.declaration import BytesLike, Received
 
 STRING_MAX_BYTES: Final = 32767
 MEMORY_BUDGET: Final = 256 * 1024 * 1024
@@ -52,7 +52,7 @@ def too_many(name: str, count: int) -> NoReturn:
     raise ProtocolError(f"{name} announces {count} elements, more than one message may carry")
 
 
-def bytes_of(buf: BytesLike, pos: int, end: int) -> BytesLike:
+def bytes_of(buf: Received, pos: int, end: int) -> BytesLike:
     view = memoryview(buf)[pos:end]
     return bytes(view) if end - pos <= LARGE_BYTES else view
 
@@ -61,7 +61,7 @@ def bad_tag(tag: int) -> NoReturn:
     raise ProtocolError(f"tagged field {tag} does not fill its announced size")
 
 
-def rest_of_uvarint(buf: BytesLike, pos: int, first: int) -> tuple[int, int]:
+def rest_of_uvarint(buf: Received, pos: int, first: int) -> tuple[int, int]:
     """Read the rest of an unsigned varint whose first byte, already read, had its high bit set."""
     value = first & 0x7F
     for shift in (7, 14, 21, 28):
@@ -73,18 +73,18 @@ def rest_of_uvarint(buf: BytesLike, pos: int, first: int) -> tuple[int, int]:
     raise ProtocolError("an unsigned varint is longer than five bytes")
 
 
-def read_uvarint(buf: BytesLike, pos: int) -> tuple[int, int]:
+def read_uvarint(buf: Received, pos: int) -> tuple[int, int]:
     byte = buf[pos]
     return (byte, pos + 1) if byte < 0x80 else rest_of_uvarint(buf, pos + 1, byte)
 
 
-def skip_tagged_fields(buf: BytesLike, pos: int, first: int) -> int:
+def skip_tagged_fields(buf: Received, pos: int, first: int) -> int:
     """Skip a section of unknown tagged fields; `first` is the first byte of its count."""
     count, pos = _count_of_tagged_fields(buf, pos, first)
     return _skip_fields(buf, pos, count)
 
 
-def skip_tagged_fields_in_slices(buf: BytesLike, pos: int, first: int) -> Generator[None, None, int]:
+def skip_tagged_fields_in_slices(buf: Received, pos: int, first: int) -> Generator[None, None, int]:
     """Like `skip_tagged_fields`, but yields after every few of them."""
     count, pos = _count_of_tagged_fields(buf, pos, first)
     while count > SLICE_TAGGED_FIELDS:
@@ -94,7 +94,7 @@ def skip_tagged_fields_in_slices(buf: BytesLike, pos: int, first: int) -> Genera
     return _skip_fields(buf, pos, count)
 
 
-def _count_of_tagged_fields(buf: BytesLike, pos: int, first: int) -> tuple[int, int]:
+def _count_of_tagged_fields(buf: Received, pos: int, first: int) -> tuple[int, int]:
     """Return how many fields follow, and the position of the first."""
     count = first
     if first >= 0x80:
@@ -107,7 +107,7 @@ def _count_of_tagged_fields(buf: BytesLike, pos: int, first: int) -> tuple[int, 
     return count, pos
 
 
-def _skip_fields(buf: BytesLike, pos: int, count: int) -> int:
+def _skip_fields(buf: Received, pos: int, count: int) -> int:
     size = len(buf)
     for _ in range(count):
         _, pos = read_uvarint(buf, pos)
@@ -143,12 +143,12 @@ def uuid_of(raw: bytes) -> UUID:
 
 
 @lru_cache(maxsize=256)
-def unpackers(code: str) -> tuple[Callable[[BytesLike, int], tuple[Any, ...]], ...]:
+def unpackers(code: str) -> tuple[Callable[[Received, int], tuple[Any, ...]], ...]:
     """unpack_from for arrays of 0, 1, 2 ... elements of one fixed-size type."""
     return tuple(Struct(f">{n}{code}").unpack_from for n in range(SMALL))
 
 
-def unpack_many(code: str, count: int, buf: BytesLike, pos: int) -> tuple[Any, ...]:
+def unpack_many(code: str, count: int, buf: Received, pos: int) -> tuple[Any, ...]:
     """Unpack a large array of one fixed-size type."""
     return Struct(f">{count}{code}").unpack_from(buf, pos)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator
+from mmap import mmap
 from typing import TypeVar, cast
 
 from klamm.errors import ProtocolError
@@ -34,6 +35,7 @@ from klamm.protocol.declaration import (
     NullableArray,
     NullableBytes,
     NullableString,
+    Received,
     Records,
     RecordSlices,
     String,
@@ -64,6 +66,7 @@ __all__ = [
     "NullableArray",
     "NullableBytes",
     "NullableString",
+    "Received",
     "RecordSlices",
     "Records",
     "String",
@@ -88,7 +91,7 @@ _UNFIT = (struct.error, AttributeError, TypeError, ValueError, OverflowError)
 M = TypeVar("M", bound=Message)
 
 
-def decode(cls: type[M], version: int, buf: BytesLike, pos: int = 0) -> tuple[M, int]:
+def decode(cls: type[M], version: int, buf: Received, pos: int = 0) -> tuple[M, int]:
     """Read one message at `pos`; return it with the position after it. Raises ProtocolError only."""
     decoder = cls.DECODERS.get(version)
     if decoder is None:
@@ -120,7 +123,7 @@ def encode(msg: Message, version: int) -> list[BytesLike]:
 
 
 def decode_in_slices(
-    cls: type[M], version: int, buf: bytes | bytearray, pos: int = 0, held: Held | None = None
+    cls: type[M], version: int, buf: bytes | bytearray | mmap, pos: int = 0, held: Held | None = None
 ) -> Generator[None, None, tuple[M, int]]:
     """Like `decode`, but yields after every millisecond of work or earlier. `bytes` above 4 MiB stay views of `buf`.
 

@@ -22,6 +22,8 @@ decoded, with (10,000, 3, 10) up to 41 ms. All passes together take as long in e
 """
 THAW_BYTES: Final = 1 << 30
 """Below this resident memory nothing is thawed. Requests and responses under way alone may hold most of it."""
+SLICE_SECONDS: Final = 0.0015
+"""Time between two passes for work in slices. An empty pass takes 0.05 ms."""
 _FULL: Final = 2
 
 
@@ -53,6 +55,29 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+class SlicePasses:
+    """A full pass after some milliseconds of work in slices: it visits the objects since the last full pass.
+
+    Python starts a pass when allocations exceed deallocations. While a large response replaces a large request they do
+    not, and the next pass comes late and visits 100,000 objects: 5 to 7 ms.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._next_at = 0.0
+
+    def __call__(self) -> None:
+        if self._monotonic() >= self._next_at:
+            gc.collect()
+            self._next_at = self._monotonic() + SLICE_SECONDS
+
+
+def slice_passes(monotonic: Callable[[], float]) -> SlicePasses | None:
+    """None if `install` was not called: then a full pass visits every object of the process."""
+    is_installed = any(isinstance(callback, FullCollections) for callback in gc.callbacks)
+    return SlicePasses(monotonic) if is_installed else None
 
 
 def install() -> None:

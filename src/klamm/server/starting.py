@@ -29,7 +29,7 @@ from klamm.metrics.http import MetricsServer
 from klamm.model import EndPoint
 from klamm.network.socket_server import SocketServer
 from klamm.security.acl.authorizer import AclAuthorizer
-from klamm.server import file_limit, identity, periodic_tasks, registration, settings
+from klamm.server import collector, file_limit, identity, periodic_tasks, registration, settings
 from klamm.server.assembly import Assembly, assemble, shut_down
 from klamm.server.background_tasks import BackgroundTasks
 from klamm.server.broker_security import BrokerSecurity, check_security, metrics_context
@@ -238,6 +238,7 @@ class Starting:
             client_quotas=broker.quotas,
         )
         sockets.handler_pool.on_failed = self._control_log.on_failed_request
+        sockets.channel.collect = collector.slice_passes(broker.clock.monotonic)
         return sockets
 
     async def _join(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from klamm.server.collector import THRESHOLDS, FullCollections, resident_bytes
+from klamm.server.collector import SLICE_SECONDS, THRESHOLDS, FullCollections, resident_bytes, slice_passes
 
 
 class Node:
@@ -115,3 +115,40 @@ def test_frozen_objects_without_cycles_are_freed_at_once() -> None:
 
 def test_the_resident_memory_is_known() -> None:
     assert resident_bytes() > 1 << 20
+
+
+def test_between_slices_no_pass_comes_late() -> None:
+    """A large response replaces a large request: Python counts no new objects, and passes would visit all of them."""
+    walked: list[int] = []
+    now = 0.0
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(generation=each)) for each in range(info["generation"] + 1)))
+
+    before = gc.get_threshold()
+    request = [[i] for i in range(100_000)]
+    response: list[list[int]] = []
+    with collections(Memory()):
+        collect = slice_passes(lambda: now)
+        assert collect is not None
+        gc.collect()
+        gc.collect()
+        gc.callbacks.append(note)
+        gc.set_threshold(*THRESHOLDS)
+        try:
+            while request:
+                for _ in range(1000):
+                    response.append(request.pop()[:])
+                collect()
+                collect()  # Too early: no further pass.
+                now += 2 * SLICE_SECONDS
+        finally:
+            gc.set_threshold(*before)
+            gc.callbacks.remove(note)
+    assert len(walked) >= 100
+    assert max(walked) < 10_000
+
+
+def test_without_frozen_objects_there_is_no_pass_between_slices() -> None:
+    assert slice_passes(lambda: 0.0) is None
