@@ -16,9 +16,11 @@ from uuid import UUID
 import pytest
 
 from klamm.apis import ALL
+from klamm.apis import alter_client_quotas as alter_quotas
 from klamm.apis import describe_producers as describe_producers_api
 from klamm.apis import list_offsets as list_offsets_api
 from klamm.apis.api_declaration import at_once
+from klamm.apis.client_quota_entities import MAX_PARTS
 from klamm.apis.missing_topics import MAX_MISSING
 from klamm.controller import events
 from klamm.controller.replies import (
@@ -32,6 +34,7 @@ from klamm.controller.replies import (
 )
 from klamm.errors import ErrorCode
 from klamm.model import LEADER_DURING_DELETE, TRANSACTION_STATE_TOPIC
+from klamm.network.request_context import RequestContext
 from klamm.protocol.messages import (
     add_partitions_to_txn,
     alter_client_quotas,
@@ -753,6 +756,18 @@ def test_an_entity_of_quotas_with_very_many_parts_is_refused(one: GroupBroker) -
     response, _ = answer(one, request, 1)
     (entry,) = response.entries
     assert entry.error_code == ErrorCode.INVALID_REQUEST
+    assert [part.entity_type for part in entry.entity] == list(names(range(MAX_PARTS)))
+
+
+def test_a_client_without_rights_gets_a_short_answer_about_a_long_entity() -> None:
+    parts = [alter_client_quotas.EntityData(entity_type=name, entity_name=name) for name in names(range(COUNT))]
+    request = alter_client_quotas.AlterClientQuotasRequest(
+        entries=[alter_client_quotas.EntryData(entity=parts, ops=[])], validate_only=False
+    )
+    response = alter_quotas._refused(RequestContext(49, 1), request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    (entry,) = response.entries
+    assert entry.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert [part.entity_type for part in entry.entity] == list(names(range(MAX_PARTS)))
 
 
 @pytest.mark.parametrize("version", [1, 4, 7])

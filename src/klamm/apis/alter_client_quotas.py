@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
-from klamm.apis.client_quota_entities import check_length, entity_of
+from klamm.apis.client_quota_entities import MAX_PARTS, check_length, entity_of
 from klamm.apis.config_resources import NO_ERROR, ApiError, Outcome, check_count, in_time
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
 from klamm.apis.slices import Steps, begin, each
 from klamm.config.client_quotas import QUOTA_KEYS, QuotaEntity, format_quota, quota_problem
 from klamm.errors import ErrorCode
-from klamm.protocol.chunked import ChunkedList, pieces
+from klamm.protocol.chunked import ChunkedList
 from klamm.protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -55,20 +55,15 @@ async def _alter_all(broker: Broker, req: AlterClientQuotasRequest) -> AlterClie
             outcome = await in_time(_alter(broker, entry, req.validate_only))
             is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
         code, message = outcome
-        entity = await _named(entry)
-        answers.append(ResponseEntryData(error_code=code, error_message=message, entity=entity))
+        answers.append(ResponseEntryData(error_code=code, error_message=message, entity=_named(entry)))
         await asyncio.sleep(0)
     return AlterClientQuotasResponse(entries=answers)
 
 
-async def _named(entry: EntryData) -> Sequence[EntityData]:
-    """Return the entity as the request names it, which may be at any length."""
-    parts: ChunkedList[EntityData] = ChunkedList()
-    for piece in pieces(entry.entity):
-        if parts:
-            await asyncio.sleep(0)
-        parts.extend(EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in piece)
-    return parts
+def _named(entry: EntryData) -> Sequence[EntityData]:
+    """Return the entity as the request names it. Of an entity that is refused for its length, the first parts."""
+    parts = entry.entity[:MAX_PARTS]
+    return [EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in parts]
 
 
 async def _alter(broker: Broker, entry: EntryData, validate_only: bool) -> Outcome:
@@ -115,11 +110,7 @@ def _refused(ctx: RequestContext, req: AlterClientQuotasRequest, error: ErrorCod
 def _refusal(req: AlterClientQuotasRequest, error: ErrorCode) -> Steps[AlterClientQuotasResponse]:
     answers = yield from each(
         req.entries,
-        lambda entry: ResponseEntryData(
-            error_code=error,
-            error_message=NOT_AUTHORIZED,
-            entity=[EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity],
-        ),
+        lambda entry: ResponseEntryData(error_code=error, error_message=NOT_AUTHORIZED, entity=_named(entry)),
     )
     return AlterClientQuotasResponse(entries=answers)
 

@@ -16,6 +16,7 @@ from klamm.errors import KlammError
 from klamm.spark.sink import writer
 from klamm.spark.sink.write_options import check_schema, parse
 from klamm.spark.sink.writer import BatchWriter, Written, write_rows
+from klamm.spark.source.read_options import OptionError
 from klamm.testing import LocalCluster
 
 TopicFactory = Callable[..., str]
@@ -168,6 +169,31 @@ def test_a_delivery_that_fails_names_topic_partition_and_reason(cluster: LocalCl
 def test_wrong_options_are_named(options: dict[str, str], reason: str) -> None:
     with pytest.raises(KlammError, match=reason):
         parse(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"Kafka.Security.Protocol": "SSLX"}, "security.protocol cannot be 'SSLX'"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "sasl.mechanism is missing"),
+        ({"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "GSSAPI"}, "cannot be 'GSSAPI'"),
+        ({"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN"}, "a user and a password"),
+        ({"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/no/such.pem"}, "cannot be read"),
+        (
+            {"kafka.security.protocol": "SSL", "kafka.ssl.endpoint.identification.algorithm": "maybe"},
+            "ssl.endpoint.identification.algorithm cannot be 'maybe'",
+        ),
+    ],
+)
+def test_wrong_options_of_security_are_refused_before_the_first_connection(
+    options: dict[str, str], reason: str
+) -> None:
+    """Files may differ between the driver and its tasks, so each process checks them where it connects."""
+    parsed = parse({"kafka.bootstrap.servers": "127.0.0.1:1", **options})
+    with pytest.raises(OptionError, match=reason):
+        writer._check_reachable(parsed)
+    with pytest.raises(OptionError, match=reason):
+        assert parsed.all_settings
 
 
 def test_options_reach_the_producer_under_its_names() -> None:
