@@ -69,7 +69,10 @@ class Target:
         return max(1, int(full * self.size))
 
     def connect(self) -> socket.socket:
-        return socket.create_connection((LOOPBACK, self.rng.choice(self.ports)), TIMEOUT_S)
+        return self.connect_to(self.rng.choice(self.ports))
+
+    def connect_to(self, port: int) -> socket.socket:
+        return socket.create_connection((LOOPBACK, port), TIMEOUT_S)
 
     def connect_zookeeper(self) -> socket.socket:
         return socket.create_connection((LOOPBACK, self.zookeeper), TIMEOUT_S)
@@ -295,7 +298,7 @@ def damaged_batches(target: Target) -> None:
 def _send_each_version(target: Target, request: Message, versions: Sequence[int]) -> None:
     for version in versions:
         for port in target.ports:
-            with socket.create_connection((LOOPBACK, port), TIMEOUT_S) as connection:
+            with target.connect_to(port) as connection:
                 connection.sendall(frame(request, version))
                 read_answers(connection)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -26,11 +27,12 @@ from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin, marker_record_fields
 from klamm.log.verification_state import TransactionCheck
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition, TransactionVersion
-from klamm.protocol.chunked import CHUNK, ChunkedList, of_chunks
+from klamm.protocol.chunked import CHUNK, ChunkedList, SpreadDict, of_chunks
 from klamm.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
+    WritableTxnMarkerTopic,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
@@ -51,7 +53,7 @@ class _Written(NamedTuple):
 
     producer_id: int
     pending: deque[AppendResults | asyncio.Future[AppendResults]]
-    topics: dict[str, list[list[WritableTxnMarkerPartitionResult]]]
+    topics: SpreadDict[str, list[list[WritableTxnMarkerPartitionResult]]]
 
 
 def handle(
@@ -67,7 +69,7 @@ def _write(broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest) -> 
         batch = _control_batch(marker, broker.clock.now_ms())
         check = TransactionCheck(_version(marker))
         partitions = yield from _partitions(ctx, marker)
-        done = _Written(marker.producer_id, deque(), {})
+        done = _Written(marker.producer_id, deque(), SpreadDict())
         written.append(done)
         room -= 1
         for start in range(0, len(partitions), _AT_ONCE):
@@ -103,18 +105,20 @@ def _admits(broker: Broker, ctx: RequestContext, marker: WritableTxnMarker, vers
     )
 
 
-def _partitions(ctx: RequestContext, marker: WritableTxnMarker) -> Steps[list[TopicPartition]]:
+def _partitions(ctx: RequestContext, marker: WritableTxnMarker) -> Steps[Sequence[TopicPartition]]:
     """Return the partitions of a marker, each once."""
-    once: dict[TopicPartition, None] = {}
-    yield from each_partition(
-        marker.topics,
-        lambda topic: topic.partition_indexes,
-        lambda topic, index: once.setdefault(TopicPartition(topic.name, index)),
-        lambda *_: None,
-    )
-    partitions = list(once)
+    once: SpreadDict[TopicPartition, int] = SpreadDict()
+    partitions: ChunkedList[TopicPartition] = ChunkedList()
+
+    def add(topic: WritableTxnMarkerTopic, index: int) -> None:
+        tp = TopicPartition(topic.name, index)
+        number = len(partitions)
+        if once.setdefault(tp, number) == number:
+            partitions.append(tp)
+
+    yield from each_partition(marker.topics, lambda topic: topic.partition_indexes, add, lambda *_: None)
     if len(partitions) > CHUNK:
-        ctx.hold(partitions)
+        ctx.hold(partitions, *once.dicts)
     return partitions
 
 

@@ -9,14 +9,17 @@ still uses the array or its elements.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from mmap import mmap
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 CHUNK: Final = 1000
 """Elements of one list. Freeing it takes some tenths of a millisecond."""
+DICTS: Final = 64
+"""Parts of a `SpreadDict`: at a million keys, one of them grows in half a millisecond."""
 Held = list[Any]
 """What is freed in steps, a row per step.
 
@@ -103,6 +106,32 @@ class ChunkedList(Chunked[T]):
                 ends.append(ends[-1] if ends else 0)
             self._last.append(element)
             ends[-1] += 1
+
+
+class SpreadDict(Generic[H, T]):
+    """A dictionary for very many keys, in no order. A large one that grows moves all its keys in one step of 3 ms."""
+
+    __slots__ = ("dicts",)
+
+    def __init__(self) -> None:
+        self.dicts: list[dict[H, T]] = [{}]
+
+    def setdefault(self, key: H, default: T) -> T:
+        dicts = self.dicts
+        own = dicts[hash(key) % len(dicts)]
+        found = own.setdefault(key, default)
+        if len(own) > CHUNK and len(dicts) == 1:
+            self._spread()
+        return found
+
+    def items(self) -> Iterator[tuple[H, T]]:
+        return chain.from_iterable(own.items() for own in self.dicts)
+
+    def _spread(self) -> None:
+        whole = self.dicts[0]
+        self.dicts = [{} for _ in range(DICTS)]
+        for key, value in whole.items():
+            self.dicts[hash(key) % DICTS][key] = value
 
 
 def of_chunks(chunks: Sequence[Sequence[T]]) -> Sequence[T]:

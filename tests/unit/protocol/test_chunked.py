@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.protocol.chunked import CHUNK, Chunked, ChunkedList, Held, chunk_sizes, of_chunks, pieces, release
+from klamm.protocol.chunked import (
+    CHUNK,
+    Chunked,
+    ChunkedList,
+    Held,
+    SpreadDict,
+    chunk_sizes,
+    of_chunks,
+    pieces,
+    release,
+)
 
 LISTS = st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=6)
 
@@ -82,3 +92,13 @@ def test_elements_that_are_used_elsewhere_stay() -> None:
     for _ in release(held):
         pass
     assert len(kept) == 2 and all(isinstance(element, Element) for element in kept)
+
+
+def test_a_dictionary_of_very_many_keys_has_short_parts() -> None:
+    spread: SpreadDict[str, int] = SpreadDict()
+    for number in range(100_000):
+        assert spread.setdefault(f"k{number}", number) == number
+        assert spread.setdefault(f"k{number}", -1) == number
+    assert sorted(spread.items()) == sorted((f"k{number}", number) for number in range(100_000))
+    assert max(map(len, spread.dicts)) < 5 * CHUNK
+    assert len(SpreadDict[str, int]().dicts) == 1
