@@ -22,6 +22,7 @@ from klamm.apis import list_offsets as list_offsets_api
 from klamm.apis.api_declaration import at_once
 from klamm.apis.client_quota_entities import MAX_PARTS
 from klamm.apis.missing_topics import MAX_MISSING
+from klamm.apis.slices import SLICE
 from klamm.controller import events
 from klamm.controller.replies import (
     AlterPartitionResults,
@@ -732,6 +733,24 @@ def test_all_offsets_of_a_group_are_fetched_in_slices(one: GroupBroker) -> None:
     response, turns = answer(one, offset_fetch.OffsetFetchRequest(groups=asked), 8)
     assert turns >= COUNT // MOST
     assert sum(len(topic.partitions) for topic in response.groups[0].topics) == COUNT + 2
+
+
+def test_all_offsets_of_a_group_are_read_in_slices(one: GroupBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    request: Any = CASES["OffsetCommit"].request(range(COUNT))
+    answer(one, request, CASES["OffsetCommit"].version)
+    sizes: list[int] = []
+    fetch_offsets = one.broker.groups.fetch_offsets
+
+    def noting(group_id: str, partitions: Sequence[Any], **others: Any) -> Any:
+        sizes.append(len(partitions))
+        return fetch_offsets(group_id, partitions, **others)
+
+    monkeypatch.setattr(one.broker.groups, "fetch_offsets", noting)
+    asked = offset_fetch.OffsetFetchRequestGroup(group_id="g", topics=None)
+    response, _ = answer(one, offset_fetch.OffsetFetchRequest(groups=[asked]), 8)
+    found = sum(len(topic.partitions) for topic in response.groups[0].topics)
+    assert found == sum(sizes) >= COUNT
+    assert max(sizes) <= SLICE
 
 
 def test_a_member_with_very_many_protocols_is_refused(one: GroupBroker) -> None:

@@ -11,7 +11,6 @@ does not matter.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import compress
 from typing import Any, TypeVar
 
 from klamm.apis.access import may, remembering
@@ -20,7 +19,7 @@ from klamm.apis.slices import SLICE, Steps, begin, each, each_partition
 from klamm.coordinator.group_coordinator import FetchedOffset, GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.protocol.chunked import ChunkedList
+from klamm.protocol.chunked import ChunkedList, SpreadDict
 from klamm.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -38,11 +37,12 @@ from klamm.security.acl.bindings import AclOperation, ResourceType
 _GROUPS_A_SLICE = 20
 _NO_OFFSET = -1
 _NO_EPOCH = -1
+_REFUSED = FetchedOffset(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 P = TypeVar("P", OffsetFetchResponsePartition, OffsetFetchResponsePartitions)
 
 
-Offsets = dict[TopicPartition, FetchedOffset]
+Offsets = ChunkedList[tuple[TopicPartition, FetchedOffset]]
 AskedTopics = Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics] | None
 
 
@@ -59,7 +59,7 @@ def _one(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> Steps[
         if ctx.api_version >= 2:
             return OffsetFetchResponse(error_code=offsets)
         failed = FetchedOffset(None, offsets)
-        offsets = dict.fromkeys(partitions or (), failed)
+        offsets = ChunkedList((yield from each(partitions or (), lambda tp: (tp, failed))))
     topics = yield from each_partition(
         (yield from _by_topic(ctx, offsets)).items(),
         lambda topic: topic[1],
@@ -100,76 +100,70 @@ def _hold_large(ctx: RequestContext, collection: Collection[Any]) -> None:
         ctx.hold(collection)
 
 
-def _partitions(ctx: RequestContext, topics: AskedTopics) -> Steps[list[TopicPartition] | None]:
+def _partitions(ctx: RequestContext, topics: AskedTopics) -> Steps[Sequence[TopicPartition] | None]:
+    """Return the partitions that are asked for, each once, or None for all."""
     if topics is None:
         return None
-    wanted: dict[TopicPartition, None] = {}
-    yield from each_partition(
-        topics,
-        lambda topic: topic.partition_indexes,
-        lambda topic, index: wanted.setdefault(TopicPartition(topic.name, index)),
-        lambda *_: None,
-    )
+    once: SpreadDict[TopicPartition, int] = SpreadDict()
+    wanted: ChunkedList[TopicPartition] = ChunkedList()
+
+    def add(topic: OffsetFetchRequestTopic | OffsetFetchRequestTopics, index: int) -> None:
+        tp = TopicPartition(topic.name, index)
+        number = len(wanted)
+        if once.setdefault(tp, number) == number:
+            wanted.append(tp)
+
+    yield from each_partition(topics, lambda topic: topic.partition_indexes, add, lambda *_: None)
     _hold_large(ctx, wanted)
-    return list(wanted)
+    for part in once.dicts:
+        _hold_large(ctx, part)
+    return wanted
 
 
 def _fetch(
     broker: Broker,
     ctx: RequestContext,
     group_id: str,
-    partitions: list[TopicPartition] | None,
+    partitions: Sequence[TopicPartition] | None,
     require_stable: bool,
 ) -> Steps[Offsets | ErrorCode]:
+    """Return the offsets of some partitions or of all, a slice at a time."""
     groups: GroupCoordinator = broker.groups
-    if broker.acls is None:
-        return (yield from _fetch_allowed(groups, group_id, partitions, require_stable))
-    if not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
+    if broker.acls is not None and not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     may_describe = remembering(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC)
-
-    def is_allowed(tp: TopicPartition) -> bool:
-        return may_describe(tp.topic)
-
-    if partitions is None:
-        found = yield from _fetch_allowed(groups, group_id, None, require_stable)
-        if isinstance(found, ErrorCode):
-            return found
-        kept = yield from each(found, is_allowed)
-        return dict(compress(found.items(), kept))
-    chosen = yield from each(partitions, is_allowed)
-    found = yield from _fetch_allowed(groups, group_id, list(compress(partitions, chosen)), require_stable)
-    if isinstance(found, ErrorCode):
-        return found
-    refused = FetchedOffset(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    return found | {tp: refused for tp, is_chosen in zip(partitions, chosen, strict=True) if not is_chosen}
-
-
-def _fetch_allowed(
-    groups: GroupCoordinator, group_id: str, partitions: list[TopicPartition] | None, require_stable: bool
-) -> Steps[Offsets | ErrorCode]:
-    if partitions is None or len(partitions) <= SLICE:
-        return groups.fetch_offsets(group_id, partitions, require_stable=require_stable)
-    found: Offsets = {}
-    for start in range(0, len(partitions), SLICE):
-        offsets = groups.fetch_offsets(group_id, partitions[start : start + SLICE], require_stable=require_stable)
+    asked = groups.committed_partitions(group_id) if partitions is None else partitions
+    if isinstance(asked, ErrorCode):
+        return asked
+    found: Offsets = ChunkedList()
+    for start in range(0, max(len(asked), 1), SLICE):
+        if start:
+            yield
+        part = asked[start : start + SLICE]
+        allowed = part if broker.acls is None else [tp for tp in part if may_describe(tp.topic)]
+        offsets = groups.fetch_offsets(group_id, allowed, require_stable=require_stable)
         if isinstance(offsets, ErrorCode):
             return offsets
-        found |= offsets
-        yield
+        if partitions is None:  # an offset may have been deleted meanwhile
+            found.extend((tp, offset) for tp, offset in offsets.items() if offset.value is not None or offset.error)
+            continue
+        found.extend(offsets.items())
+        if len(allowed) < len(part):
+            found.extend((tp, _REFUSED) for tp in part if not may_describe(tp.topic))
     return found
 
 
-def _by_topic(ctx: RequestContext, offsets: Offsets) -> Steps[dict[str, list[tuple[int, FetchedOffset]]]]:
-    by_topic: dict[str, list[tuple[int, FetchedOffset]]] = {}
+def _by_topic(ctx: RequestContext, offsets: Offsets) -> Steps[SpreadDict[str, list[tuple[int, FetchedOffset]]]]:
+    by_topic: SpreadDict[str, list[tuple[int, FetchedOffset]]] = SpreadDict()
 
     def add(found: tuple[TopicPartition, FetchedOffset]) -> None:
         by_topic.setdefault(found[0].topic, []).append((found[0].partition, found[1]))
 
-    yield from each(offsets.items(), add)
-    _hold_large(ctx, tuple(offsets.values()))
-    yield from each(by_topic.values(), lambda found: _hold_large(ctx, found))
-    _hold_large(ctx, by_topic)
+    yield from each(offsets, add)
+    _hold_large(ctx, offsets)
+    yield from each(by_topic.items(), lambda found: _hold_large(ctx, found[1]))
+    for part in by_topic.dicts:
+        _hold_large(ctx, part)
     return by_topic
 
 

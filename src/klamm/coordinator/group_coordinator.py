@@ -269,6 +269,14 @@ class GroupCoordinator:
             for tp in (offsets.committed if partitions is None else partitions)
         }
 
+    def committed_partitions(self, group_id: str) -> list[TopicPartition] | ErrorCode:
+        """Return the partitions for which the group has committed an offset."""
+        error = self._status(group_id, allow_empty=True)
+        if error is not ErrorCode.NONE:
+            return error
+        group = self._manager.get(group_id)
+        return [] if group is None or group.state is GroupState.DEAD else list(group.offsets.committed)
+
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> Generator[None, None, Deferred[dict[TopicPartition, ErrorCode] | ErrorCode]]:
