@@ -39,7 +39,7 @@ REASONS: Final = {
     CLOSING: "closing",
     AUTHENTICATION: "authentication",
 }
-"""The names of the reasons, for metrics."""
+"""The names of the reasons, for metrics. `TURN` is too short to be seen."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 _TCP_ESTABLISHED: Final = 1
