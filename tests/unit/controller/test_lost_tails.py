@@ -9,6 +9,7 @@ from klamm.controller.events import (
     ControllerEvent,
     ElectionType,
     LeaderAndIsrResponseReceived,
+    LogEndsReceived,
     ReplicaLeaderElection,
 )
 from klamm.controller.log_end_query import build_request, read_response
@@ -91,12 +92,38 @@ def leader_answers(core: Core) -> None:
 
 
 def test_an_ordinary_failover_costs_what_it_always_did() -> None:
-    """The reads and writes are those of the code before there were suspects."""
+    """The reads and writes are those of the code before there were suspects, but for one znode that a new controller
+    reads: whether the elected leaders have answered.
+    """
     core = CountingCore("brokers 1 2 3", "controller 0", "create T 1,2,3 2,3,1 3,1,2 1,2,3 2,3,1 3,1,2")
     assert core.cost("dies 1") == (4, 8, 5, 0)
     assert core.cost("starts 1") == (5, 0, 9, 0)
     assert core.cost("bounces 2") == (5, 8, 14, 0)
-    assert core.cost("controller-fails-over-to 4") == (29, 4, 13, 0)
+    assert core.cost("controller-fails-over-to 4") == (29 + 1, 4, 13, 0)
+
+
+def test_leaders_that_answered_are_recorded_once() -> None:
+    """One write after the last answer, whatever the number of partitions; the first one creates the znode."""
+    core = CountingCore("brokers 1 2 3", "controller 0", "create T 1,2,3 2,3,1 3,1,2", "leaders-answer", "dies 1")
+    assert core.cost("leaders-answer") == (1, 2 + 3, 0, 0)
+    core.run("dies 2")
+    assert core.cost("leaders-answer") == (0, 2, 0, 0)
+    assert core.cost("leaders-answer") == (0, 0, 0, 0)
+
+
+def test_a_former_member_with_a_failed_directory_is_waited_for() -> None:
+    """Broker 1 is elected in the place of broker 2, has lost its tail and never answered."""
+    core = Core("brokers 1 2", "controller 0", "create T 2,1", "leaders-answer", "dies 2", "dies 1")
+    core.run("controller-fails-over-to 4")
+    for command in ("starts-unclean 1", "starts-unclean 2", "log-ends 1 T-0=0,5"):
+        core.run(command)
+    assert core.controller is not None
+    epoch = core.controller.context.brokers.live_or_shutting_down[2].epoch
+    core.queue.append(LogEndsReceived(2, epoch, ((TP, None),)))
+    core.drain()
+    assert state(core) == (-1, (1,))
+    core.run("wait-is-over")
+    assert state(core) == (1, (1,))
 
 
 def test_a_broker_that_returns_after_a_kill_costs_one_write_more() -> None:
