@@ -60,6 +60,19 @@ _LOG_TAIL_BYTES: Final = 65_536
 _PARTITION: Final = re.compile(r".+-\d+")
 """The directory of a replica."""
 
+_Zookeeper = Annotated[
+    str | None,
+    typer.Option(
+        "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper ensemble to use instead of the embedded server."
+    ),
+]
+_Sasl = Annotated[
+    str | None,
+    typer.Option(
+        "--sasl", metavar="MECHANISM", help="Require users with passwords: SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN."
+    ),
+]
+
 
 def up(
     brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="Number of brokers.")] = 1,
@@ -74,24 +87,14 @@ def up(
             help="Port of the first broker; the others use the following ports. 0 picks free ports.",
         ),
     ] = 9092,
-    zookeeper: Annotated[
-        str | None,
-        typer.Option(
-            "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper ensemble to use instead of the embedded server."
-        ),
-    ] = None,
+    zookeeper: _Zookeeper = None,
     config: Annotated[
         list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Setting for all brokers.")
     ] = [],  # noqa: B006
     tls: Annotated[
         bool, typer.Option("--tls", help="Encrypt connections, with certificates that klamm makes.")
     ] = False,
-    sasl: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl", metavar="MECHANISM", help="Require users with passwords: SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN."
-        ),
-    ] = None,
+    sasl: _Sasl = None,
     acls: Annotated[
         bool, typer.Option("--acls", help="Deny what access control lists do not allow; needs --tls or --sasl.")
     ] = False,
@@ -132,10 +135,8 @@ def up(
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
     if zookeeper is not None:
         _must_answer(zookeeper)
-    if drill and zookeeper is not None:
-        fail("--drill needs the embedded ZooKeeper: leave out --zookeeper.")
-    if drill and (dashboard_port < 0 or not is_installed()):
-        fail(f"--drill needs the viewer. {MISSING if dashboard_port >= 0 else 'Leave out --dashboard-port -1.'}")
+    if drill:
+        _refuse_drill_without(zookeeper, dashboard_port)
     signals = _Signals()
     with DirectoryLock(data_dir):
         _warn_of_absent_brokers(data_dir, brokers)
@@ -156,10 +157,7 @@ def up(
         try:
             _announce(cluster, time.monotonic() - started)
             with _dashboard(cluster, dashboard_port, allows_changes=allow_changes):
-                if drill:
-                    _wait_for_signal(signals)
-                else:
-                    _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
+                _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
         finally:
             _stop(cluster)
     note("Stopped; the data stays in " + str(data_dir) + ".")
@@ -178,6 +176,13 @@ def _refuse_own_keys(settings: Mapping[str, str]) -> None:
     for key, instead in _OWN_KEYS.items():
         if key in settings:
             fail(f"{key} is set by klamm up{instead}.")
+
+
+def _refuse_drill_without(zookeeper: str | None, dashboard_port: int) -> None:
+    if zookeeper is not None:
+        fail("--drill needs the embedded ZooKeeper: leave out --zookeeper.")
+    if dashboard_port < 0 or not is_installed():
+        fail(f"--drill needs the viewer. {MISSING if dashboard_port >= 0 else 'Leave out --dashboard-port -1.'}")
 
 
 def _must_answer(zookeeper: str) -> None:
@@ -228,16 +233,15 @@ def _dashboard(cluster: LocalCluster, port: int, *, allows_changes: bool) -> Ite
                 drill.close()
 
 
-def _wait_for_signal(signals: _Signals) -> None:
-    """Wait for Ctrl-C. Brokers that a drill ends are no reason to warn or to stop."""
-    while not signals.wait(_POLL_S):
-        pass
-
-
 def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool) -> None:
-    """Wait for a signal. Fail if ZooKeeper or the last broker exits; report the exit of any other broker."""
+    """Wait for a signal. Fail if ZooKeeper or the last broker exits; report the exit of any other broker.
+
+    A fault drill ends brokers on purpose, so their exits are not reported.
+    """
     running = list(cluster.broker_ids)
     while not signals.wait(_POLL_S):
+        if cluster.has_drill:
+            continue
         _refuse_lost_zookeeper(cluster)
         for broker_id in [each for each in running if not cluster.is_running(each)]:
             running.remove(broker_id)

@@ -38,7 +38,7 @@ class ClientThreads:
         client = await self._client()
         running = asyncio.get_running_loop().run_in_executor(self._pool, _answer, client, question)
         running.add_done_callback(lambda _: self._release(client))
-        # The thread goes on if the browser gives up; only then the client is free again.
+        # If the browser gives up, the thread still finishes the question before the client is free.
         return await asyncio.shield(running)
 
     async def _client(self) -> ClusterClient:

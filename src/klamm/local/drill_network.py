@@ -93,7 +93,7 @@ class DrillNetwork:
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.Server] = []
         self._links: set[_Link] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], None] = {}
         self._cut: set[int] = set()
         self._pids: dict[int, int] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name="klamm-drill-network", daemon=True)
@@ -143,8 +143,8 @@ class DrillNetwork:
             self._links.add(link)
             near.on_close = lambda: self._links.discard(link)
             task = self._loop.create_task(self._connect(link, target_port))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._connecting[task] = None
+            task.add_done_callback(self._connecting.pop)
 
         server = await self._loop.create_server(lambda: _End(accepted), LOOPBACK, port, reuse_address=True)
         self._servers.append(server)

@@ -91,7 +91,7 @@ def test_a_cut_holds_bytes_and_new_connections_until_it_is_healed(network: Drill
 
 
 def test_a_cut_does_not_touch_others_nor_a_broker_by_itself(network: DrillNetwork, echo: int) -> None:
-    """The process of the test plays broker 2: its connection to itself goes on, those to others do not."""
+    """The process of the test plays broker 2: its connection to itself continues, those to others do not."""
     network.set_process(2, os.getpid())
     with ReservedPort() as first, ReservedPort() as second, ReservedPort() as zookeeper:
         network.relay_to_broker(1, first.number, echo)
