@@ -27,10 +27,10 @@ class MetricsEndpoint:
     port: int
     tls: bool
 
-    def request(self, login: str | None) -> urllib.request.Request:
+    def request(self, login: str | None, path: str = "/metrics") -> urllib.request.Request:
         """Return the request. A login crosses the network only if TLS protects it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        request = urllib.request.Request(f"{'https' if self.tls else 'http'}://{host}:{self.port}/metrics")
+        request = urllib.request.Request(f"{'https' if self.tls else 'http'}://{host}:{self.port}{path}")
         if login is not None and (self.tls or is_loopback(self.host)):
             request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
         return request
@@ -39,22 +39,30 @@ class MetricsEndpoint:
 def read_metrics(
     node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float, prefixes: tuple[str, ...]
 ) -> Mapping[str, float]:
-    """Return the metrics that start so, by name and tags; none if there is no endpoint or it does not answer.
+    """Return the metrics that start so, by name and tags; none if there is no endpoint or it does not answer."""
+    lines = (read_page(node, addresses, timeout_s, "/metrics") or "").splitlines()
+    named = (line.rsplit(" ", 1) for line in lines if line.startswith(prefixes))
+    return {name: float(value) for name, value in named}
+
+
+def read_page(
+    node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float, path: str
+) -> str | None:
+    """Return a page of the broker's metrics endpoint; None if there is no endpoint, or it refuses or is silent.
 
     If the endpoint requires TLS and a login, they come from the command's configuration.
     """
     endpoint = _endpoint(node, addresses.get(node.node_id), timeout_s)
     if endpoint is None:
-        return {}
+        return None
     context = command_config.current.metrics_context if endpoint.tls else None
-    request = endpoint.request(command_config.current.metrics_login)
+    request = endpoint.request(command_config.current.metrics_login, path)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s, context=context) as answer:
-            lines = answer.read().decode().splitlines()
+            text: str = answer.read().decode()
     except (OSError, urllib.error.URLError):
-        return {}
-    named = (line.rsplit(" ", 1) for line in lines if line.startswith(prefixes))
-    return {name: float(value) for name, value in named}
+        return None
+    return text
 
 
 def _endpoint(node: MetadataResponseBroker, given: Address | None, timeout_s: float) -> MetricsEndpoint | None:

@@ -91,6 +91,7 @@ def live_source(
 ) -> Source:
     from klamm.cli.broker_requests import cli_client_config
     from klamm.cli.cluster import look
+    from klamm.cli.trace_reading import TraceReader
 
     addresses = [parse_address(server) for server in servers.split(",")]
     reader = ActivityReader(addresses, _STATUS_TIMEOUT_S)
@@ -102,10 +103,12 @@ def live_source(
         shown = {each.broker_id: asdict(each) for each in activities or ()}
         return {**asdict(found), "activity": shown, "requests": [asdict(each) for each in reader.requests]}
 
+    client = cli_client_config(servers, "klamm-dashboard")
     return new_source(
         title=servers,
-        client=cli_client_config(servers, "klamm-dashboard"),
+        client=client,
         status=status,
+        traces=TraceReader(addresses, client, _STATUS_TIMEOUT_S).read,
         pipelines=_pipelines(pipelines),
         allows_changes=allows_changes,
         drill=drill,

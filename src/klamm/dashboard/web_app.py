@@ -51,6 +51,8 @@ class Source:
     """Whether the page may produce records and reset groups."""
     drill: FaultDrill | None = None
     """The faults of a cluster that this process owns."""
+    traces: Status | None = None
+    """Returns the slowest traced requests. It blocks."""
 
     @property
     def is_live(self) -> bool:
@@ -67,6 +69,7 @@ class _Viewer:
         )
         self.threads = None if source.client is None else ClientThreads(source.client)
         self._asking: asyncio.Future[Mapping[str, Any] | None] | None = None
+        self._tracing: asyncio.Future[Mapping[str, Any] | None] | None = None
 
     async def index(self, request: Request) -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
@@ -123,6 +126,14 @@ class _Viewer:
         found = await asyncio.shield(self._asking)
         return JSONResponse({"problem": "no broker answers"} if found is None else dict(found))
 
+    async def traces(self, request: Request) -> Response:
+        if self._source.traces is None:
+            return JSONResponse({"traces": [], "problem": "this is a recorded run"}, 404)
+        if self._tracing is None or self._tracing.done():
+            self._tracing = asyncio.ensure_future(asyncio.to_thread(self._source.traces))
+        found = await asyncio.shield(self._tracing)
+        return JSONResponse({} if found is None else dict(found))
+
 
 def _position(request: Request) -> int:
     text = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
@@ -145,6 +156,7 @@ def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
             Route("/api/records", viewer.records),
             Route("/api/status", viewer.status),
             *viewer.routes(),
+            Route("/api/traces", viewer.traces),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(Guard, names=tuple(names))],

@@ -88,6 +88,15 @@ def test_other_sites_are_refused(server: DashboardServer, path: str, headers: di
     assert get(server, path, **headers)[0] == 403
 
 
+def test_traces_of_a_live_cluster(server: DashboardServer) -> None:
+    assert get(server, "/api/traces")[0] == 404, "a recorded run has none"
+    traces = {"traces": [{"api": "Fetch"}], "problem": None}
+    with DashboardServer(new_source(title="live", status=lambda: {}, traces=lambda: traces)) as live:
+        status, body, _ = get(live, "/api/traces")
+        assert (status, json.loads(body)) == (200, traces)
+        assert get(live, "/api/traces", Host="rebound.example.com")[0] == 403
+
+
 def test_its_own_origin_is_accepted(server: DashboardServer) -> None:
     assert get(server, "/api/about", Origin=server.address.rstrip("/"), Sec_Fetch_Site="same-origin")[0] == 200
 

@@ -1,6 +1,7 @@
-// The Requests tab: each API with its rate, its errors and the phases of its slowest requests.
+// The Requests tab: each API with its rate, its errors and the phases of its slowest requests; and traced requests.
 
 import { fill, h } from "./dom.js";
+import { slowRequests } from "./slow_requests.js";
 
 const PHASES = {
   request_queue: "request queue",
@@ -28,7 +29,8 @@ export function showRequests(element, status) {
     h("p", { class: "legend" }, Object.entries(PHASES).map(([phase, title]) => h("span", {}, h("i", { class: `phase ${phase}` }), title))),
     status.requests.length ? h("table", {},
       h("thead", {}, h("tr", {}, ["API", "per second", "errors/s", "total", "phases"].map((title) => h("th", {}, title)))),
-      h("tbody", {}, status.requests.map((it) => row(it, most)))) : h("p", { class: "hint" }, "No metrics: start brokers with klamm.metrics.port; 0 picks a free port."));
+      h("tbody", {}, status.requests.map((it) => row(it, most)))) : h("p", { class: "hint" }, "No metrics: start brokers with klamm.metrics.port; 0 picks a free port."),
+    slowRequests());
 }
 
 const sum = (values) => Object.values(values).reduce((total, value) => total + value, 0);
