@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from types import GeneratorType
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -110,7 +111,8 @@ class RequestTracer:
         self._now_ms = clock.now_ms
         self.monotonic: Final = clock.monotonic
         self._settings = TraceSettings()
-        self._apis, self._client_ids, self._topics = _Names(()), _Names(()), _Names(())
+        self._apis: _Names | None = None
+        self._client_ids, self._topics = _Names(()), _Names(())
         self._left = 0
         self._state = 0
 
@@ -121,8 +123,8 @@ class RequestTracer:
     def apply(self, settings: TraceSettings) -> None:
         """Use other settings from the next request on."""
         self._settings = settings
-        self._apis, self._client_ids = _Names(settings.apis), _Names(settings.client_ids)
-        self._topics = _Names(settings.topics)
+        self._apis = _Names(settings.apis) if settings.apis else None
+        self._client_ids, self._topics = _Names(settings.client_ids), _Names(settings.topics)
         self._left = 1
         self.is_on = settings.sample > 0
 
@@ -130,7 +132,7 @@ class RequestTracer:
 
     def begin(self, request: TracedRequest, queue_size: int, control_queue_size: int) -> None:
         """Trace this request if it is its turn. Called for each request while tracing is on."""
-        if self._apis and request.api.name not in self._apis:
+        if self._apis is not None and request.api.name not in self._apis:
             return
         self._left -= 1
         if self._left > 0:
@@ -158,7 +160,7 @@ class RequestTracer:
             result = request.api.dispatch(request, message)
         finally:
             HANDLED.reset(token)
-        if isinstance(result, Generator):
+        if isinstance(result, GeneratorType):
             return self.within(request, result)
         if request.trace is not None and isinstance(result, Message):
             request.trace.note_errors(request.api.read_error_codes(result))
