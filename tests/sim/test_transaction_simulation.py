@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,12 +14,16 @@ from pathlib import Path
 import pytest
 
 from klamm.sim.cluster_runner import ClusterSummary, run_cluster_seeds
+from klamm.sim.command import is_report_of
+from klamm.sim.transactions.anomalies import CHECKERS
 from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
 from klamm.sim.transactions.txn_scenario import TransactionScenario
 
 FOUND = Path(__file__).parent / "transaction_seeds.txt"
 KNOWN_SEEDS = [int(words[0]) for line in FOUND.read_text().splitlines() if (words := line.split("#")[0].split())]
 SEEDS, PART = 100, 20
+ALONE = {"dirty write (G0)", "duplicate", "lost write", "skipped poll", "unstable end"}
+"""Anomalies that the checkers report without another one for some mutant."""
 INJECTED = {
     "client killed",
     "controlled shutdown",
@@ -109,3 +114,12 @@ def test_mutant_is_caught(name: str, mutant_runs: dict[str, Future[subprocess.Co
     run = mutant_runs[name].result()
     assert run.returncode == 1, f"{name} survived: {run.stdout[-500:]}{run.stderr[-500:]}"
     assert "\nreplay with: klamm simulate --seed" in run.stdout
+    kind = TRANSACTION_MUTANTS[name].reports
+    errors = [line.split(": ", 1)[1] for line in run.stdout.splitlines() if re.match(r"seed \d+: ", line)]
+    assert not kind or any(is_report_of(error, kind) for error in errors), f"{name} is not reported as {kind}: {errors}"
+
+
+def test_checkers_report_a_mutant_alone() -> None:
+    """Otherwise a checker that finds nothing would not be noticed."""
+    assert {mutant.reports for mutant in TRANSACTION_MUTANTS.values() if mutant.reports} == ALONE
+    assert set(CHECKERS) >= ALONE

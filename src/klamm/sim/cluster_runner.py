@@ -165,11 +165,14 @@ def run_cluster_seeds(
     count: int,
     brokers: int = 3,
     *,
-    stop_at_failure: bool = True,
+    stop_at: Callable[[Failure], bool] = lambda _: True,
     tracing: bool = False,
     scenario: NewScenario = Scenario,
 ) -> ClusterSummary:
-    """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected."""
+    """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected.
+
+    The search ends at the first failure that `stop_at` selects.
+    """
     summary = ClusterSummary()
     for seed in range(first, first + count):
         cluster, failure = run_cluster(seed, brokers, tracing=tracing, scenario=scenario)
@@ -181,7 +184,7 @@ def run_cluster_seeds(
             told = failure if tracing else run_cluster(seed, brokers, tracing=True, scenario=scenario)[1]
             assert told is not None, f"seed {seed} failed, and not when replayed: the simulation is not deterministic"
             summary.failures.append(told)
-            if stop_at_failure:
+            if stop_at(told):
                 break
     return summary
 

@@ -65,14 +65,23 @@ def run(
     variant: str = PLAIN,
 ) -> int:
     """Return the exit code: 0 if nothing failed. A mutant must be applied before the controller is imported."""
+    reports = ""
     if mutant:
         from klamm.sim.mutants import install
 
         found = install(mutant, _mutants(level, variant))
         seeds, first = (found.seeds, first or found.first) if seeds is None else (seeds, first)
+        reports = found.reports
     if level == 2:
         return simulate_cluster(
-            seeds or 50, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, variant=variant
+            seeds or 50,
+            seed,
+            brokers,
+            first=first,
+            mutant=mutant,
+            all_lines=all_lines,
+            variant=variant,
+            reports=reports,
         )
     jobs = 1 if mutant else jobs
     return simulate(seeds or 200, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs)
@@ -159,8 +168,12 @@ def simulate_cluster(
     mutant: str | None = None,
     all_lines: bool = False,
     variant: str = PLAIN,
+    reports: str = "",
 ) -> int:
-    """The same for level 2: whole brokers, with clients that produce and consume, or a variant of these."""
+    """The same for level 2: whole brokers, with clients that produce and consume, or a variant of these.
+
+    `reports`: look for a seed in which the checkers of transactions report this anomaly and no other one.
+    """
     from klamm.sim import cluster_runner  # after a mutant was put in place
 
     scenario = _scenario(variant)
@@ -174,7 +187,14 @@ def simulate_cluster(
         return 0
     started = time.perf_counter()
     is_mutant = mutant is not None
-    summary = cluster_runner.run_cluster_seeds(first, seeds, brokers, tracing=is_mutant, scenario=scenario)
+    summary = cluster_runner.run_cluster_seeds(
+        first,
+        seeds,
+        brokers,
+        tracing=is_mutant,
+        scenario=scenario,
+        stop_at=lambda failure: not reports or is_report_of(failure.error, reports),
+    )
     seconds = time.perf_counter() - started
     for failure in summary.failures:
         _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines, options=options)
@@ -184,6 +204,11 @@ def simulate_cluster(
     )
     print(", ".join(f"{kind}: {count}" for kind, count in sorted(summary.counts.items())))
     return 1 if summary.failures else 0
+
+
+def is_report_of(error: str, kind: str) -> bool:
+    """Whether the checkers of transactions reported this anomaly alone."""
+    return error.startswith(f"Violation: {kind}: ") and " | " not in error
 
 
 def _scenario(variant: str) -> NewScenario:

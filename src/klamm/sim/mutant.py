@@ -18,3 +18,5 @@ class Mutant:
     """Further replacements in the same module."""
     beside: tuple[Mutant, ...] = ()
     """Replacements in other modules, for a rule that exists in two places."""
+    reports: str = ""
+    """The only anomaly that the checkers of transactions must report in one of the seeds: shows what each can find."""

@@ -20,9 +20,11 @@ from klamm.sim.transactions.anomalies import (
     nonmonotonic_polls,
     skipped_polls,
     torn_transactions,
+    unstable_ends,
     wrong_copies,
 )
 from klamm.sim.transactions.observations import (
+    End,
     Move,
     Observations,
     Outcome,
@@ -184,6 +186,13 @@ def test_nonmonotonic_poll() -> None:
 def test_duplicate() -> None:
     assert len(list(duplicates(Observations(logs={X: log(b"1", b"2", b"1")})))) == 1
     assert len(list(duplicates(Observations(logs={X: log(b"1"), Y: log(b"1")})))) == 1
+
+
+@pytest.mark.parametrize(("outcome", "end", "count"), [(COMMITTED, 1, 1), (COMMITTED, 0, 0), (ABORTED, 1, 0)])
+def test_unstable_end(outcome: Outcome, end: int, count: int) -> None:
+    """A transaction that was aborted may have ended before the question was answered."""
+    one = replace(txn(1, outcome, write(X, b"1", 0)), ends=(End(X, end, 0),))
+    assert len(list(unstable_ends(Observations((one,))))) == count
 
 
 def copy(number: int, outcome: Outcome, start: int, *values: bytes) -> Txn:

@@ -48,12 +48,12 @@ def aborted_reads(seen: Observations) -> Iterator[str]:
     """G1a: a reader was given a record of a transaction that did not commit."""
     for txn in seen.txns:
         for read in txn.reads:
-            if seen.places.get(read.value) != (read.tp, read.offset):
+            if read not in seen.committed:
                 yield _aborted(seen, f"{txn} read", read.tp, read.offset, read.value)
     for reader, polls in seen.polls.items():
         for poll in polls:
             for offset, value in poll.records:
-                if seen.places.get(value) != (poll.tp, offset):
+                if (poll.tp, offset, value) not in seen.committed:
                     yield _aborted(seen, f"{reader} was given", poll.tp, offset, value)
     for tp, log in seen.logs.items():
         for offset, value in log:
@@ -69,19 +69,22 @@ def _aborted(seen: Observations, told: str, tp: TopicPartition, offset: int, val
 
 
 def cyclic_information_flow(seen: Observations) -> Iterator[str]:
-    """G1c: committed transactions read from each other in a circle, or a transaction read its own writes."""
+    """G1c: committed transactions read from each other in a circle, or a transaction read its own writes.
+
+    Circles of writes alone are G0, and are reported only as such.
+    """
     graph = write_order(seen)
+    dirty = {number for circle in cycles(graph) for number in circle}
     for txn in seen.txns:
         for read in txn.reads:
             writer = seen.writers.get(read.value)
             if writer is not None and _has_effect(seen, txn) and seen.is_visible(writer):
-                if writer.number == txn.number:
+                if writer.number == txn.number and txn.number not in dirty:
                     yield f"{txn} read its own write {read.value!r} before it committed"
                 graph.setdefault(writer.number, set()).add(txn.number)
-    known = {frozenset(cycle) for cycle in cycles(write_order(seen))}
-    for cycle in cycles(graph):
-        if frozenset(cycle) not in known and len(cycle) > 1:
-            yield f"transactions {cycle} read from each other"
+    for circle in cycles(graph):
+        if not dirty.intersection(circle):
+            yield f"transactions {circle} read from each other"
 
 
 def _has_effect(seen: Observations, txn: Txn) -> bool:
@@ -133,6 +136,16 @@ def duplicates(seen: Observations) -> Iterator[str]:
     for value, count in counts.items():
         if count > 1:
             yield f"{value!r} is committed {count} times"
+
+
+def unstable_ends(seen: Observations) -> Iterator[str]:
+    """ListOffsets with `read_committed` returned an end behind the records of a transaction that was open."""
+    for txn in seen.txns:
+        if txn.outcome is Outcome.COMMITTED:
+            for end in txn.ends:
+                if end.offset > end.first_write:
+                    told = f"{end.tp} ended at {end.offset} for readers of committed records"
+                    yield f"{told} while {txn} was open, which had written at {end.first_write}"
 
 
 def wrong_copies(seen: Observations) -> Iterator[str]:
@@ -234,6 +247,7 @@ CHECKERS: Final[dict[str, Callable[[Observations], Iterator[str]]]] = {
     "skipped poll": skipped_polls,
     "non-monotonic poll": nonmonotonic_polls,
     "duplicate": duplicates,
+    "unstable end": unstable_ends,
     "copies and offsets disagree": wrong_copies,
 }
 

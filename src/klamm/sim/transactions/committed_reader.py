@@ -55,6 +55,8 @@ class CommittedReader:
             await self._start_again()
             return None
         result = response.responses[0].partitions[0]
+        if target == leader and result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self.offset = 0  # `auto.offset.reset=earliest`
         if not await self._is_answer(result.error_code):
             return None
         if target == leader:

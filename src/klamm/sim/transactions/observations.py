@@ -65,6 +65,15 @@ class Move(NamedTuple):
     end: int
 
 
+class End(NamedTuple):
+    """The end of a partition for `read_committed`, as ListOffsets returned it to an open transaction."""
+
+    tp: TopicPartition
+    offset: int
+    first_write: int
+    """The first acknowledged record of the transaction in this partition."""
+
+
 @dataclass(frozen=True, slots=True)
 class Txn:
     number: int
@@ -75,6 +84,7 @@ class Txn:
     writes: tuple[Write, ...] = ()
     reads: tuple[Read, ...] = ()
     moves: tuple[Move, ...] = ()
+    ends: tuple[End, ...] = ()
 
     def __str__(self) -> str:
         return f"transaction {self.number} of {self.transactional_id} ({self.process}, {self.outcome.value})"
@@ -110,6 +120,11 @@ class Observations:
         """Where each committed value is."""
         return {seen.value: (tp, seen.offset) for tp, log in self.logs.items() for seen in log}
 
+    @cached_property
+    def committed(self) -> frozenset[tuple[TopicPartition, int, bytes]]:
+        """Every committed record. A value that was committed twice is here with both offsets."""
+        return frozenset((tp, seen.offset, seen.value) for tp, log in self.logs.items() for seen in log)
+
     def is_visible(self, txn: Txn) -> bool:
         """Whether a part of it is committed."""
         return any(write.value in self.places for write in txn.writes)
@@ -125,11 +140,20 @@ class Draft:
         self.writes: list[Write] = []
         self.reads: list[Read] = []
         self.moves: list[Move] = []
+        self.ends: list[End] = []
         self.outcome = Outcome.ABORTED
 
     def freeze(self) -> Txn:
-        writes, reads, moves = tuple(self.writes), tuple(self.reads), tuple(self.moves)
-        return Txn(self.number, self.transactional_id, self.process, self.outcome, writes, reads, moves)
+        return Txn(
+            self.number,
+            self.transactional_id,
+            self.process,
+            self.outcome,
+            tuple(self.writes),
+            tuple(self.reads),
+            tuple(self.moves),
+            tuple(self.ends),
+        )
 
 
 class Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Final
@@ -10,12 +11,25 @@ from typing import Final
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest
+from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from klamm.replica.partition_reader import LATEST_TIMESTAMP
 from klamm.sim.clients import Client
 from klamm.sim.history import History
-from klamm.sim.transactions.committed_reader import CommittedReader
-from klamm.sim.transactions.observations import Draft, Move, Outcome, Poll, Read, Recorder, Source, Write
-from klamm.sim.transactions.txn_errors import RETRIED, Fenced, TransactionFailed
+from klamm.sim.transactions.committed_reader import READ_COMMITTED, CommittedReader
+from klamm.sim.transactions.observations import (
+    NO_OFFSET,
+    Draft,
+    End,
+    Move,
+    Outcome,
+    Poll,
+    Read,
+    Recorder,
+    Source,
+    Write,
+)
+from klamm.sim.transactions.txn_errors import RETRIED, Fenced, GaveUp, TransactionFailed
 from klamm.sim.transactions.txn_producer import GROUP_KEY, TransactionalProducer
 from klamm.sim.violation import Violation
 
@@ -56,13 +70,15 @@ class TransactionalClient:
                 return True
         except TransactionFailed as failure:
             self.last_failure = str(failure)
-            if draft.outcome is Outcome.UNKNOWN:
+            is_careless = self.producer.is_careless and isinstance(failure, GaveUp)
+            if draft.outcome is Outcome.UNKNOWN and not is_careless:
                 if failure.is_certain:
                     draft.outcome = Outcome.ABORTED
                 raise
             if isinstance(failure, Fenced):
                 raise
         await self.producer.abort()
+        draft.outcome = Outcome.ABORTED  # also of a careless client, which aborts after a commit without an answer
         return False
 
     async def write(self, draft: Draft, planned: dict[TopicPartition, list[Write]]) -> None:
@@ -75,6 +91,22 @@ class TransactionalClient:
             self._history.on_acknowledged(tp, base, [it.value for it in writes])
             for i, write in enumerate(writes if base >= 0 else ()):
                 draft.writes[draft.writes.index(write)] = write._replace(offset=base + i)
+
+    async def leave(self, tps: Sequence[TopicPartition]) -> None:
+        """Write a record to each partition, and never end the transaction."""
+        draft = self._recorder.begin(self.producer.transactional_id, self.name)
+        await self.write(draft, {tp: [Write(tp, f"t{draft.number}.{tp.partition}".encode())] for tp in tps})
+
+    async def ask_for_ends(self, draft: Draft, client: Client) -> None:
+        """Ask where the partitions that were written end for readers of committed records: before these records."""
+        firsts: dict[TopicPartition, int] = {}
+        for write in draft.writes:
+            if write.offset != NO_OFFSET:
+                firsts[write.tp] = min(write.offset, firsts.get(write.tp, write.offset))
+        for tp, first in firsts.items():
+            end = await stable_end(client, tp)
+            if end is not None:
+                draft.ends.append(End(tp, end, first))
 
     async def rest(self, client: Client) -> None:
         await asyncio.sleep(client.rng.uniform(*(STANDBY_S if self.is_standby else REST_S)))
@@ -90,6 +122,8 @@ class TransactionalWriter:
         tps: Sequence[TopicPartition],
         readers: Sequence[CommittedReader],
         may_go_on: Callable[[bool], bool],
+        *,
+        asks_for_ends: bool = False,
     ) -> None:
         self._client = client
         self._data = data
@@ -97,6 +131,7 @@ class TransactionalWriter:
         self._readers = readers
         self._may_go_on = may_go_on
         """Called with whether its last transaction committed."""
+        self._asks_for_ends = asks_for_ends
 
     async def run(self) -> None:
         rng = self._data.rng
@@ -125,6 +160,8 @@ class TransactionalWriter:
                 for tp in tps
             }
             await self._client.write(draft, planned)
+            if self._asks_for_ends:
+                await self._client.ask_for_ends(draft, self._data)
             await asyncio.sleep(rng.choice((0.0, 0.0, 0.1, 0.6)))
         await self._read(draft)
 
@@ -133,6 +170,21 @@ class TransactionalWriter:
         poll = await reader.poll()
         if poll is not None:
             draft.reads += [Read(poll.tp, offset, value) for offset, value in poll.records]
+
+
+class LeavingWriter:
+    """Writes to each partition in a transaction that nobody ends: the coordinator has to abort it."""
+
+    def __init__(self, client: TransactionalClient, data: Client, tps: Sequence[TopicPartition]) -> None:
+        self._client = client
+        self._data = data
+        self._tps = tps
+
+    async def run(self) -> None:
+        await asyncio.sleep(self._data.rng.uniform(0.0, 2.0))
+        with contextlib.suppress(TransactionFailed):
+            await self._client.producer.init()
+            await self._client.leave(self._tps)
 
 
 class Copier:
@@ -201,6 +253,23 @@ async def copy_records(
             await client.write(draft, planned)
 
     return await client.transact(work, is_commit=rng.random() < 0.9)
+
+
+async def stable_end(client: Client, tp: TopicPartition) -> int | None:
+    """Return the end of a partition for readers of committed records; None if there was no answer."""
+    leader, epoch = await client.leader(tp)
+    partition = ListOffsetsPartition(
+        partition_index=tp.partition, current_leader_epoch=epoch, timestamp=LATEST_TIMESTAMP
+    )
+    topic = ListOffsetsTopic(name=tp.topic, partitions=[partition])
+    request = ListOffsetsRequest(replica_id=-1, isolation_level=READ_COMMITTED, topics=[topic])
+    try:
+        response = await client.ask(leader, request, 5)
+    except OSError:
+        client.forget_leader(tp)
+        return None
+    found = response.topics[0].partitions[0]
+    return int(found.offset) if found.error_code == ErrorCode.NONE else None
 
 
 async def stable_offset(client: Client, group: str, tp: TopicPartition) -> int:

@@ -55,6 +55,14 @@ def is_careless_run(seed: int) -> bool:
     return seed % 5 == 3
 
 
+def is_repaired_run(seed: int) -> bool:
+    """Whether the cluster has `transaction.version` 2, expires idle transactional ids and compacts its internal topics.
+
+    In these runs, clients also leave transactions open for good, and writers ask where the committed records end.
+    """
+    return seed % 8 in (5, 6)
+
+
 def is_request(key: int) -> Callable[[bytes], bool]:
     """Return a test for bytes that begin with a request of this API."""
     head = key.to_bytes(2, "big")

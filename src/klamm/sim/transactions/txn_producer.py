@@ -37,7 +37,7 @@ from klamm.sim.transactions.txn_errors import (
     Refused,
     TransactionFailed,
 )
-from klamm.sim.violation import Violation
+from klamm.sim.violation import Violation, require
 
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
@@ -60,14 +60,16 @@ class TransactionalProducer:
         is_new: bool,
         is_careless: bool = False,
         timeout_ms: int,
+        max_epoch: int,
     ) -> None:
-        """`is_careless`: gives up a batch or a position without an answer at once, aborts and keeps its epoch."""
+        """`is_careless`: gives up a request without an answer at once, aborts and keeps its epoch."""
         self.transactional_id = transactional_id
         self.is_new = is_new
         self.is_careless = is_careless and not is_new
         self._coordinator = coordinator
         self._data = data
         self._timeout_ms = timeout_ms
+        self._max_epoch = max_epoch
         self._producer_id = -1
         self._producer_epoch = -1
         self._sequences: dict[TopicPartition, int] = {}
@@ -89,8 +91,20 @@ class TransactionalProducer:
             producer_epoch=self._producer_epoch if keeps_id else -1,
         )
         response = await self._coordinate(request, 5 if self.is_new else 4, lambda it: it.error_code)
+        if keeps_id:
+            self._check_next(response, "InitProducerId")
         self._take_epoch(response.producer_id, response.producer_epoch)
         self._begin()
+
+    def _check_next(self, response: Any, told: str) -> None:
+        """The producer gets the next epoch of its id, but not the last one, or the first one of another id."""
+        given = response.producer_id, response.producer_epoch
+        is_other = response.producer_id != self._producer_id and response.producer_epoch == 0
+        is_next = given == (self._producer_id, self._producer_epoch + 1) and response.producer_epoch < self._max_epoch
+        before = f"{self._producer_id} with epoch {self._producer_epoch}"
+        require(
+            is_next or is_other, f"{told} gave {self.transactional_id} the producer id and epoch {given} after {before}"
+        )
 
     def _begin(self) -> None:
         self._added.clear()
@@ -169,7 +183,7 @@ class TransactionalProducer:
     async def commit(self) -> None:
         """An empty transaction has nothing to commit: clients do not send it."""
         if not self._is_empty:
-            await self._end(is_commit=True)
+            await self._end(is_commit=True, is_once=self.is_careless)
 
     async def abort(self) -> None:
         """Abort, with a new epoch if it is unknown whether a record was written."""
@@ -180,15 +194,17 @@ class TransactionalProducer:
             await self._end(is_commit=False)
         await self.init(keeps_id=True)
 
-    async def _end(self, *, is_commit: bool) -> None:
+    async def _end(self, *, is_commit: bool, is_once: bool = False) -> None:
         request = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self._producer_id,
             producer_epoch=self._producer_epoch,
             committed=is_commit,
         )
-        response = await self._coordinate(request, 5 if self.is_new else 1, lambda it: it.error_code)
+        version = 5 if self.is_new else 1
+        response = await self._coordinate(request, version, lambda it: it.error_code, is_once=is_once)
         if self.is_new:
+            self._check_next(response, "EndTxn")
             self._take_epoch(response.producer_id, response.producer_epoch)
         is_unresolved = self._is_unresolved
         self._begin()
@@ -212,9 +228,11 @@ class TransactionalProducer:
 
     # --- coordinators --------------------------------------------------------------------------------------------
 
-    async def _coordinate(self, request: Message, version: int, code_of: Callable[[Any], int]) -> Any:
+    async def _coordinate(
+        self, request: Message, version: int, code_of: Callable[[Any], int], *, is_once: bool = False
+    ) -> Any:
         key = (TRANSACTION_KEY, self.transactional_id)
-        return await self._persist(self._coordinator, key, request, version, code_of)
+        return await self._persist(self._coordinator, key, request, version, code_of, is_once=is_once)
 
     async def _persist(
         self,

@@ -21,8 +21,20 @@ from klamm.sim.transactions.committed_reader import CommittedReader
 from klamm.sim.transactions.group_copier import GroupCopier
 from klamm.sim.transactions.observations import Observations, Outcome, Recorder, Seen
 from klamm.sim.transactions.restless_client import RestlessClient
-from klamm.sim.transactions.txn_clients import Copier, TransactionalClient, TransactionalWriter, stable_offset
-from klamm.sim.transactions.txn_faults import COPIER, OLD_CLIENT, TransactionFaults, is_careless_run
+from klamm.sim.transactions.txn_clients import (
+    Copier,
+    LeavingWriter,
+    TransactionalClient,
+    TransactionalWriter,
+    stable_offset,
+)
+from klamm.sim.transactions.txn_faults import (
+    COPIER,
+    OLD_CLIENT,
+    TransactionFaults,
+    is_careless_run,
+    is_repaired_run,
+)
 from klamm.sim.transactions.txn_producer import TransactionalProducer
 from klamm.sim.transactions.txn_quiet import check_logs, check_stable
 from klamm.sim.violation import require
@@ -37,6 +49,17 @@ SETTINGS: Final[dict[str, object]] = {
     "offsets.topic.num.partitions": 1,
     "replica.fetch.wait.max.ms": 500,
 }
+REPAIRED_SETTINGS: Final[dict[str, object]] = {
+    "klamm.transaction.version": 2,
+    "transactional.id.expiration.ms": 400,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 250,
+    "log.cleaner.enable": True,
+    "log.cleaner.backoff.ms": 200,
+    "log.cleaner.min.cleanable.ratio": 0.05,
+    "log.cleaner.delete.retention.ms": 300,
+    "offsets.topic.segment.bytes": 700,
+    "transaction.state.log.segment.bytes": 700,
+}
 MAX_EPOCHS: Final = (3, 4, 6)
 TIMEOUTS_MS: Final = (500, 1_000, 2_000)
 ORDERS: Final = tuple(TopicPartition("orders", p) for p in range(2))
@@ -45,12 +68,15 @@ GROUP: Final = "copiers"
 WRITERS: Final = {"w0": 2, "w1": 1}
 """Transactional ids, with the number of processes that share each."""
 COPIER_PROCESSES: Final = 2
+LEAVING: Final = ("l0", "l1", "l2")
+"""Transactional ids of clients that leave a transaction open, in runs of the repaired protocol."""
 
 
 class TransactionScenario(WatchedRun):
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster)
-        cluster.settings.update(SETTINGS)
+        self._is_repaired = is_repaired_run(cluster.seed)
+        cluster.settings.update(SETTINGS | (REPAIRED_SETTINGS if self._is_repaired else {}))
         cluster.max_producer_epoch = cluster.rng.choice(MAX_EPOCHS)
         cluster.settings["transaction.state.log.replication.factor"] = min(3, len(cluster.nodes))
         self._tps = cluster.partitions = [*ORDERS, COPIES]
@@ -80,8 +106,8 @@ class TransactionScenario(WatchedRun):
         self._is_quiet = True
         await self._until(self._are_clients_done, "all clients are done")
         await self._until_no_violation(self._check_quiet)
-        check_logs(cluster)
         check_anomalies(await self._observe())
+        check_logs(cluster)
         for outcome in Outcome:
             cluster.counts[f"transactions {outcome.value}"] += self._recorder.count(outcome)
         cluster.counts["committed reads from followers"] += sum(reader.near_records for reader in self._readers)
@@ -104,6 +130,11 @@ class TransactionScenario(WatchedRun):
                 self._add(partial(self._writer, transactional_id, i))
         for i in range(COPIER_PROCESSES):
             self._add(partial(self._group_copier if self._has_group else self._copier, i))
+
+        for transactional_id in LEAVING if self._is_repaired else ():
+            client, data = self._client(transactional_id, 0)
+            process = self._cluster.client_process(client.name)
+            self._clients.append(self._cluster.loop.spawn(process, LeavingWriter(client, data, ORDERS).run()))
 
     def _add(self, create: Callable[[], tuple[str, Any]]) -> None:
         position = len(self._starts)
@@ -130,7 +161,9 @@ class TransactionScenario(WatchedRun):
         client, data = self._client(transactional_id, number)
         reading = Client(client.name, self._cluster.addresses, self._random())
         readers = [CommittedReader(client.name, reading, tp, self._recorder) for tp in self._tps]
-        return client.name, TransactionalWriter(client, data, ORDERS, readers, partial(self._may_write, number))
+        may_write = partial(self._may_write, number)
+        writer = TransactionalWriter(client, data, ORDERS, readers, may_write, asks_for_ends=self._is_repaired)
+        return client.name, writer
 
     def _copier(self, number: int) -> tuple[str, Copier]:
         client, data = self._client(COPIER, number)
@@ -160,6 +193,7 @@ class TransactionScenario(WatchedRun):
             is_new=cluster.rng.random() < 0.4 and transactional_id != OLD_CLIENT,
             is_careless=is_careless_run(cluster.seed),
             timeout_ms=cluster.rng.choice(TIMEOUTS_MS),
+            max_epoch=cluster.max_producer_epoch,
         )
         is_standby = number > 0 and not (self._has_group and transactional_id.startswith(COPIER))
         client = TransactionalClient(name, producer, self._recorder, cluster.history, is_standby=is_standby)
