@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from klamm.broker import Broker
 from klamm.log.log import Log
-from klamm.log.producer_state import parse_marker
 from klamm.log.results import ReadResult
 from klamm.model import LeaderAndIsr, TopicPartition
-from klamm.protocol.record_batch import Record, batches, records
+from klamm.protocol.record_batch import batches
 from klamm.sim.checkers import require
 from klamm.sim.clients import Consumer
 from klamm.sim.cluster import SimCluster
@@ -133,19 +132,16 @@ def _check_strays(broker: Broker, states: States) -> None:
 
 
 def _check_logs(tp: TopicPartition, leader: Broker, members: Sequence[Broker]) -> None:
-    """All members of the ISR have the same bytes, all committed. If they compact, the newest records are the same."""
+    """All members of the ISR have the same bytes, all committed."""
     log = _log(leader, tp)
     end = log.log_end_offset
     require(log.high_watermark == end, f"the leader of {tp} has committed {log.high_watermark} of {end}")
     truth = content(leader, tp)
-    is_compacted = leader.config.log_cleaner_enable and log.config.is_compacted
     for member in members:
         own = _log(member, tp)
         require(own.log_end_offset == end, f"broker {member.id} has {tp} up to {own.log_end_offset}, its leader {end}")
         require(own.high_watermark == end, f"broker {member.id} takes {own.high_watermark} of {tp} for committed")
-        own_content = content(member, tp)
-        is_equal = newest(own_content) == newest(truth) if is_compacted else own_content == truth
-        require(is_equal, f"brokers {leader.id} and {member.id} have different records of {tp}")
+        require(content(member, tp) == truth, f"brokers {leader.id} and {member.id} have different records of {tp}")
 
 
 def _log(broker: Broker, tp: TopicPartition) -> Log:
@@ -153,28 +149,6 @@ def _log(broker: Broker, tp: TopicPartition) -> Log:
     require(log is not None, f"broker {broker.id} has no log of {tp}")
     assert log is not None
     return log
-
-
-def newest(data: bytes) -> dict[bytes, bytes]:
-    """Return the newest value of each key, without deleted keys and the records of aborted transactions."""
-    found: dict[bytes, tuple[int, bytes | None]] = {}
-    waiting: dict[int, list[Record]] = {}
-
-    def add(rows: Iterable[Record]) -> None:
-        for row in rows:
-            if row.key is not None and row.offset >= found.get(row.key, (-1, None))[0]:
-                found[row.key] = row.offset, row.value
-
-    for batch in batches(data):
-        if batch.is_control:
-            marker = parse_marker(batch)
-            rows = [] if marker is None else waiting.pop(batch.producer_id, [])
-            add(rows if marker is not None and not marker.is_abort else ())
-        elif batch.is_transactional:
-            waiting.setdefault(batch.producer_id, []).extend(records(batch))
-        else:
-            add(records(batch))
-    return {key: value for key, (_, value) in sorted(found.items()) if value is not None}
 
 
 def content(broker: Broker, tp: TopicPartition) -> bytes:

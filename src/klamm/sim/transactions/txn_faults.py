@@ -56,7 +56,7 @@ def is_careless_run(seed: int) -> bool:
 
 
 def is_repaired_run(seed: int) -> bool:
-    """Whether the cluster has `transaction.version` 2, expires idle transactional ids and compacts its internal topics.
+    """Whether the cluster has `transaction.version` 2 and expires idle transactional ids.
 
     In these runs, clients also leave transactions open for good, and writers ask where the committed records end.
     """

@@ -59,4 +59,11 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
         ),
         reports="duplicate",
     ),
+    "followers_do_not_tell_aborts": Mutant(
+        _R + "partition_reader",
+        "    wants_aborted = isolation is _TXN_COMMITTED\n",
+        ("    wants_aborted = isolation is _TXN_COMMITTED and partition.leader == partition.broker_id\n"),
+        first=3,
+        reports="aborted read (G1a)",
+    ),
 }

@@ -53,12 +53,6 @@ REPAIRED_SETTINGS: Final[dict[str, object]] = {
     "klamm.transaction.version": 2,
     "transactional.id.expiration.ms": 400,
     "transaction.remove.expired.transaction.cleanup.interval.ms": 250,
-    "log.cleaner.enable": True,
-    "log.cleaner.backoff.ms": 200,
-    "log.cleaner.min.cleanable.ratio": 0.05,
-    "log.cleaner.delete.retention.ms": 300,
-    "offsets.topic.segment.bytes": 700,
-    "transaction.state.log.segment.bytes": 700,
 }
 MAX_EPOCHS: Final = (3, 4, 6)
 TIMEOUTS_MS: Final = (500, 1_000, 2_000)
