@@ -36,7 +36,7 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
         _L + "transaction_index",
         "            if txn.last_offset >= fetch_offset and txn.first_offset",
         "            if txn.first_offset",
-        first=5,
+        first=6,
         reports="skipped poll",
     ),
     "list_offsets_passes_open_transactions": Mutant(

@@ -178,13 +178,14 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "transaction_verification",
         "(not renews_epoch and _is_late(",
         "(origin is AppendOrigin.COORDINATOR and _is_late(",
-        first=3,
+        first=18,
     ),
     "late_markers_are_written": Mutant(
         _R + "transactional_producers",
         "        if term == known and connection < youngest:\n",
         "        if False:\n",
         first=24,
+        reports="cyclic information flow (G1c)",
     ),
     # --- readers
     "open_transactions_are_readable": Mutant(
