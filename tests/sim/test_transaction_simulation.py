@@ -24,8 +24,6 @@ KNOWN_SEEDS = [int(words[0]) for line in FOUND.read_text().splitlines() if (word
 SEEDS, PART = 100, 20
 ALONE = {
     "aborted read (G1a)",
-    "cyclic information flow (G1c)",
-    "dirty write (G0)",
     "duplicate",
     "lost write",
     "skipped poll",

@@ -36,7 +36,7 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
         _L + "transaction_index",
         "            if txn.last_offset >= fetch_offset and txn.first_offset",
         "            if txn.first_offset",
-        first=6,
+        first=8,
         reports="skipped poll",
     ),
     "list_offsets_passes_open_transactions": Mutant(

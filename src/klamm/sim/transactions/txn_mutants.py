@@ -85,7 +85,6 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _T + "transaction_rules",
         "    bumped = value.producer_epoch + 1\n",
         "    bumped = max(value.producer_epoch, 0)\n",
-        first=19,
         also=(
             (
                 ("    if value.state is TransactionState.ONGOING:\n        return fence("),
@@ -124,7 +123,6 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
                 ),
             ),
         ),
-        reports="dirty write (G0)",
     ),
     "the_epoch_is_not_raised_at_an_end": Mutant(
         _T + "end_rules",
@@ -178,14 +176,13 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "transaction_verification",
         "(not renews_epoch and _is_late(",
         "(origin is AppendOrigin.COORDINATOR and _is_late(",
-        first=18,
+        first=3,
     ),
     "late_markers_are_written": Mutant(
         _R + "transactional_producers",
         "        if term == known and connection < youngest:\n",
         "        if False:\n",
         first=24,
-        reports="cyclic information flow (G1c)",
     ),
     # --- readers
     "open_transactions_are_readable": Mutant(
