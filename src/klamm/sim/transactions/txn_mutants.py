@@ -176,7 +176,7 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "transaction_verification",
         "(not renews_epoch and _is_late(",
         "(origin is AppendOrigin.COORDINATOR and _is_late(",
-        first=3,
+        first=48,
     ),
     "late_markers_are_written": Mutant(
         _R + "transactional_producers",
