@@ -182,7 +182,7 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "transactional_producers",
         "        if term == known and connection < youngest:\n",
         "        if False:\n",
-        first=24,
+        first=54,
     ),
     # --- readers
     "open_transactions_are_readable": Mutant(
