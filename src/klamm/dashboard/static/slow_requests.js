@@ -18,7 +18,7 @@ const place = (named) => (named.partition < 0 ? named.topic : `${named.topic}-${
 const keyOf = (trace) => `${trace.broker_id}/${trace.at_ms}/${trace.sequence}`;
 
 const list = h("div", { id: "slow-requests" });
-const words = h("input", { type: "search", placeholder: "API, client, topic or error", "aria-label": "Filter traces", on: { input: () => show() } });
+const words = h("input", { type: "search", title: "API, client, topic or error", "aria-label": "Filter traces", on: { input: () => show() } });
 const polls = h("input", { type: "checkbox", on: { change: () => show() } });
 const section = h("section", {},
   h("h2", {}, "Traced requests, slowest first"),
