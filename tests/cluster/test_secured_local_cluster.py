@@ -291,6 +291,10 @@ def test_klamm_up_secured(tmp_path: Path) -> None:
         assert "orders" in run("klamm topic create orders\nklamm topic list\n", tmp_path, env)
         properties = tmp_path / "data" / "client.properties"
         assert stat.S_IMODE(properties.stat().st_mode) == 0o600 and "ScramLoginModule" in properties.read_text()
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "dashboard" in line)
+        words = line.split()
+        assert words[1:3] == ["klamm", "dashboard"] and words[-1].endswith("data/client.properties")
 
 
 def test_passwords_are_not_accepted_as_arguments(tmp_path: Path) -> None:

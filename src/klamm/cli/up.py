@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import parse_pairs
+from klamm.cli.command_config import current as command_config
 from klamm.cli.dashboard import MISSING, AllowChanges, is_installed
 from klamm.cli.output import Failure, bold, fail, note, say, yellow
 from klamm.errors import KlammError
@@ -218,11 +219,19 @@ def _dashboard(cluster: LocalCluster, port: int, *, allows_changes: bool) -> Ite
     if port < 0 or not is_installed():
         yield
         return
+    properties = cluster.write_client_properties()
+    if properties is not None and not cluster.has_drill:
+        # The viewer has no login. It must not lend a super user's rights to everyone on this machine unasked.
+        servers = f"--bootstrap-server {cluster.bootstrap_servers}"
+        say(f"{bold('dashboard')} klamm dashboard {servers} --command-config {properties}")
+        yield
+        return
     drill = None
     if cluster.has_drill:
         from klamm.dashboard.fault_drill import FaultDrill
 
         drill = FaultDrill(cluster)
+        command_config.use(properties)
     source = live_source(cluster.bootstrap_servers, allows_changes=allows_changes, drill=drill)
     with open_server(source, port=port) as server:
         say(f"{bold('dashboard')} {server.address}")
