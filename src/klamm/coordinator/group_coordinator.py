@@ -258,6 +258,8 @@ class GroupCoordinator:
         error = self._status(group_id, allow_empty=True)
         if error is not ErrorCode.NONE:
             return error
+        if require_stable and not self._manager.is_confirmed(group_id):
+            return ErrorCode.NOT_COORDINATOR
         group = self._manager.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             return {tp: FetchedOffset(None) for tp in partitions or ()}

@@ -96,6 +96,10 @@ class GroupMetadataManager:
             return ErrorCode.NOT_COORDINATOR
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if partition.is_loading else ErrorCode.NONE
 
+    def is_confirmed(self, group_id: str) -> bool:
+        """Whether this broker coordinates the group beyond doubt. One that was paused may have been succeeded."""
+        return self._log.is_confirmed(self.partition_for(group_id))
+
     @property
     def is_loading(self) -> bool:
         return any(partition.is_loading for partition in self._partitions.values())

@@ -60,6 +60,9 @@ class OffsetsLog(Protocol):
 class GroupLog(OffsetsLog, Protocol):
     """The log of a group coordinator: producers write to it in their transactions as well."""
 
+    def is_confirmed(self, partition: int) -> bool:
+        """Whether no other broker can have become the leader some time ago without this one knowing."""
+
     def append_transactional(
         self,
         partition: int,

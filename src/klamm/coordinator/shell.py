@@ -48,6 +48,8 @@ class Replicas(Protocol):
 
     def leader_log(self, tp: TopicPartition) -> Log | ErrorCode: ...
 
+    def is_confirmed_leader(self, tp: TopicPartition, within_ms: int) -> bool: ...
+
 
 class AppendRecords(Protocol):
     """Appends to the logs that this broker leads."""
@@ -174,10 +176,20 @@ class ReplicaGroupLog(ReplicaOffsetsLog):
     """The partitions of `__consumer_offsets`, with the appends of transactional producers."""
 
     def __init__(
-        self, replicas: Replicas, append_records: AppendRecords, append_transactional: AppendTransactional
+        self,
+        replicas: Replicas,
+        append_records: AppendRecords,
+        append_transactional: AppendTransactional,
+        confirmed_within_ms: int,
     ) -> None:
         super().__init__(replicas, append_records)
         self._append_transactional = append_transactional
+        self._confirmed_within_ms = confirmed_within_ms
+
+    def is_confirmed(self, partition: int) -> bool:
+        return self._replicas.is_confirmed_leader(
+            TopicPartition(GROUP_METADATA_TOPIC, partition), self._confirmed_within_ms
+        )
 
     def append_transactional(
         self,
@@ -239,7 +251,7 @@ def create_group_coordinator(
     scheduler = LoopScheduler(loop, clock)
     group_metrics = GroupMetrics(metrics)
     manager = GroupMetadataManager(
-        ReplicaGroupLog(replicas, append_records, append_transactional),
+        ReplicaGroupLog(replicas, append_records, append_transactional, config.zookeeper_session_timeout_ms),
         clock,
         group_config,
         scheduler,

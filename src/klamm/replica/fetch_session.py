@@ -149,6 +149,7 @@ class FetchSession(Readers):
         "last_fetch_ms",
         "last_used_ms",
         "partitions",
+        "previous_fetch_ms",
         "reader",
         "size_bytes",
         "uses_topic_ids",
@@ -164,6 +165,7 @@ class FetchSession(Readers):
         self.reader: object = None
         self.epoch = 1
         self.created_ms = self.last_used_ms = self.last_fetch_ms = now_ms
+        self.previous_fetch_ms = 0
         self.size_bytes = 0
         """An estimate of the memory it takes."""
         self.cached_bytes = 0
@@ -218,6 +220,8 @@ class FetchSession(Readers):
             for partition in self.partitions.values():
                 self.mark(partition)
         is_first, self.reader = self.reader is None, reader
+        if not is_first:
+            self.previous_fetch_ms = self.last_fetch_ms
         self.last_fetch_ms = now_ms
         # partitions of a new session are in their order
         return list(self.changed) if is_first else sorted(self.changed, key=place_of)

@@ -20,6 +20,15 @@ def out_of_sync(
     )
 
 
+def is_confirmed(isr: Iterable[int], remotes: dict[int, RemoteReplica], now_ms: int, within_ms: int) -> bool:
+    """Whether every follower in the ISR has followed this leader recently: only one of them can have succeeded it."""
+    return all(
+        now_ms - remote.confirmed_ms <= within_ms
+        for replica_id in isr
+        if (remote := remotes.get(replica_id)) is not None
+    )
+
+
 def may_join(remote: RemoteReplica, high_watermark: int, leader_epoch_start_offset: int | None) -> bool:
     """A follower joins once it has all committed records and everything up to the start of this leader epoch."""
     return remote.log_end_offset >= high_watermark and remote.log_end_offset >= (leader_epoch_start_offset or 0)

@@ -16,6 +16,10 @@ class FollowerFetches(Protocol):
     def last_fetch_ms(self) -> int:
         """When the follower's last fetch arrived."""
 
+    @property
+    def previous_fetch_ms(self) -> int:
+        """When the fetch before it arrived; 0 if there was none."""
+
 
 class RemoteReplica:
     """Owned by its Partition. Offsets are unknown (-1) until the first fetch of this leadership.
@@ -26,6 +30,7 @@ class RemoteReplica:
 
     __slots__ = (
         "_caught_up_ms",
+        "_confirmed_ms",
         "_session",
         "broker_epoch",
         "broker_id",
@@ -41,6 +46,7 @@ class RemoteReplica:
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
         self._session: FollowerFetches | None = None
         self.last_fetch_time_ms = 0
+        self._confirmed_ms = 0
         self.reset(0)
 
     @property
@@ -53,6 +59,16 @@ class RemoteReplica:
         self.leave_session()
         self._caught_up_ms = time_ms
 
+    @property
+    def confirmed_ms(self) -> int:
+        """A time, as late as is known, at which the follower still followed this leader.
+
+        A fetch may have waited in a socket while this broker was paused, so its arrival proves nothing. But its sender
+        had the answer to the fetch before it, and so it followed this leader after that one had arrived.
+        """
+        session = self._session
+        return self._confirmed_ms if session is None else max(self._confirmed_ms, session.previous_fetch_ms)
+
     def follow_session(self, session: FollowerFetches) -> None:
         """The follower has the whole log: every fetch of its session counts."""
         self._session = session
@@ -63,6 +79,7 @@ class RemoteReplica:
         if session is None:
             return
         self._session = None
+        self._confirmed_ms = max(self._confirmed_ms, session.previous_fetch_ms)
         if session.last_fetch_ms > self.last_fetch_time_ms:
             self._caught_up_ms = max(self._caught_up_ms, session.last_fetch_ms)
             self.last_fetch_time_ms = session.last_fetch_ms
@@ -75,7 +92,7 @@ class RemoteReplica:
         self.log_start_offset = UNKNOWN_OFFSET
         self.last_fetch_leader_log_end_offset = 0
         self.last_fetch_time_ms = 0
-        self._caught_up_ms = last_caught_up_time_ms
+        self._caught_up_ms = self._confirmed_ms = last_caught_up_time_ms
         self.last_sent_high_watermark = UNKNOWN_OFFSET
 
     def on_fetch(
@@ -88,6 +105,7 @@ class RemoteReplica:
         """
         if self._session is not None:
             self.leave_session()
+        self._confirmed_ms = max(self._confirmed_ms, self.last_fetch_time_ms)
         if fetch_offset >= leader_log_end_offset:
             self._caught_up_ms = max(self._caught_up_ms, now_ms)
         elif fetch_offset >= self.last_fetch_leader_log_end_offset:

@@ -20,7 +20,7 @@ from klamm.metadata import MetadataCache
 from klamm.metrics import BrokerTopicStats, ConversionStats, MetricsRegistry
 from klamm.model import TopicPartition
 from klamm.purgatory import DelayedOperationPurgatory
-from klamm.replica import gauges
+from klamm.replica import gauges, isr
 from klamm.replica.counters import PartitionCounters
 from klamm.replica.damaged_logs import DamagedLogs
 from klamm.replica.fetchers import NoFetchers, ReplicaFetchers
@@ -140,6 +140,15 @@ class ReplicaManager:
         if not partition.is_leader or partition.log is None:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return partition.log
+
+    def is_confirmed_leader(self, tp: TopicPartition, within_ms: int) -> bool:
+        """Whether this broker leads the partition, and did so for all in-sync replicas within this time."""
+        partition = self.partitions.get(tp)
+        return (
+            partition is not None
+            and partition.is_leader
+            and isr.is_confirmed(partition.maximal_isr, partition.remotes, self.clock.now_ms(), within_ms)
+        )
 
     def host(self, partition: Partition) -> None:
         tp = partition.topic_partition

@@ -57,6 +57,11 @@ class MemoryOffsetsLog:
     verification: ErrorCode = ErrorCode.NONE
     holds_verification: bool = False
     verifying: list[Callable[[], None]] = field(default_factory=list)
+    is_doubtful: bool = False
+    """Its followers may follow another leader by now."""
+
+    def is_confirmed(self, partition: int) -> bool:
+        return not self.is_doubtful
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
         if self.error is not ErrorCode.NONE:

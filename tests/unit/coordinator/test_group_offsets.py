@@ -313,3 +313,13 @@ def test_many_offsets_are_deleted_in_batches() -> None:
     assert harness.coordinator.delete_groups([GROUP]).value == {GROUP: ErrorCode.NONE}
     assert len(harness.log.partitions[0]) - before == 3
     assert harness.restart().manager.get(GROUP) is None
+
+
+def test_a_coordinator_that_may_have_been_succeeded_does_not_know_what_is_stable() -> None:
+    """After a pause it would answer with old offsets, and a transaction would copy records again."""
+    harness = Harness().start()
+    harness.log.is_doubtful = True
+    assert harness.coordinator.fetch_offsets(GROUP, [T0], require_stable=True) is ErrorCode.NOT_COORDINATOR
+    assert isinstance(harness.coordinator.fetch_offsets(GROUP, [T0]), dict)
+    harness.log.is_doubtful = False
+    assert isinstance(harness.coordinator.fetch_offsets(GROUP, [T0], require_stable=True), dict)

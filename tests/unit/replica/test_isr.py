@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.replica.isr import high_watermark_candidate, may_join, out_of_sync
+from klamm.replica.isr import high_watermark_candidate, is_confirmed, may_join, out_of_sync
 from klamm.replica.remote_replica import RemoteReplica
 
 LAG_MS = 1000
@@ -68,3 +68,39 @@ def test_what_is_committed_is_on_every_member(leader_end: int, ends: dict[int, i
     candidate = high_watermark_candidate(leader_end, remotes, (1, *members), 10**9, LAG_MS)
     assert candidate <= leader_end
     assert all(remotes[member].log_end_offset >= candidate for member in members)
+
+
+class Session:
+    def __init__(self) -> None:
+        self.last_fetch_ms = self.previous_fetch_ms = 0
+
+    def fetch(self, now_ms: int) -> None:
+        self.previous_fetch_ms, self.last_fetch_ms = self.last_fetch_ms, now_ms
+
+
+def test_a_fetch_confirms_the_leader_at_the_time_of_the_fetch_before() -> None:
+    """The second fetch waited in the socket of a paused leader, so its arrival proves nothing."""
+    remote = RemoteReplica(2)
+    remote.reset(100)
+    assert remote.confirmed_ms == 100
+    remote.on_fetch(0, 0, 0, 200, 1)
+    assert remote.confirmed_ms == 100
+    remote.on_fetch(0, 0, 0, 9_000, 1)
+    assert remote.confirmed_ms == 200
+    assert is_confirmed((1, 2), {2: remote}, 9_000, 8_800)
+    assert not is_confirmed((1, 2), {2: remote}, 9_000, 8_799)
+    assert is_confirmed((1,), {2: remote}, 9_000, 8_799)
+    remote.on_fetch(0, 0, 0, 9_001, 1)
+    assert is_confirmed((1, 2), {2: remote}, 9_001, 10)
+
+
+def test_fetches_of_a_session_confirm_the_leader_too() -> None:
+    remote, session = RemoteReplica(2), Session()
+    remote.reset(100)
+    session.fetch(200)
+    remote.follow_session(session)
+    session.fetch(300)
+    assert remote.confirmed_ms == 200
+    remote.leave_session()
+    session.fetch(400)
+    assert remote.confirmed_ms == 200
