@@ -22,7 +22,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         "return elect_preferred(assignment, state, able)",
         "return elect_preferred(assignment, state, online)",
         300,
-        first=63,
+        first=19,
     ),
     "shortest_log_is_elected": Mutant(
         _C + "election", "longest = max(known.values())", "longest = min(known.values())"
@@ -51,7 +51,6 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         "last = (staying or assigned[-1:]) if is_deleted else assigned",
         "last = staying or assigned[-1:]",
         300,
-        first=50,
     ),
     "unclean_shutdown_not_reported": Mutant(
         _C + "failover", "unclean_shutdown=config.unclean_shutdown", "unclean_shutdown=False"
@@ -94,6 +93,6 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         "is_clean = not node.was_unclean or node.broker.is_tail_settled",
         "is_clean = True",
         600,
-        first=104,
+        first=68,
     ),
 }

@@ -85,7 +85,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "            if tp in phase.states or tp in phase.stops:\n                break\n",
         "",
         300,
-        first=454,
+        first=199,
     ),
     "older_states_win_when_merged": Mutant(
         _C + "send_queue",
@@ -178,10 +178,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if update.controller_epoch > before.controller_epoch and len(before.topics):",
         "if False:",
         600,
-        first=410,
+        first=64,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
-        _C + "send_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 200, 2900
+        _C + "send_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 200, 331
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         "klamm.sim.broker_model", "if leader_epoch < mine.leader_epoch else", "if False else", 300, 678

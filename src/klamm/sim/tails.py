@@ -134,6 +134,8 @@ class Tails:
         self._epochs[tp] = now.leader_epoch
         if now.leader_epoch != old.leader_epoch:
             self._last_isr[tp] = members
+        if now.leader == NO_LEADER and writer is not None:
+            _check_members_stay(writer.controller.context, tp, old, now)
         if now.leader == NO_LEADER or now.leader_epoch == old.leader_epoch or writer is None:
             return
         ctx = writer.controller.context
@@ -192,3 +194,15 @@ class Tails:
             has = set(disk.records.get(tp, ())) if disk.logs.get(tp) == topic_id else set()
             lost = [record for record in self.acknowledged.get(tp, ()) if record not in has]
             require(not lost, f"broker {member} is in the ISR of {tp} without {lost}, which were acknowledged: {state}")
+
+
+def _check_members_stay(ctx: ControllerContext, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr) -> None:
+    """While no member can lead, nothing is committed, so every member has everything.
+
+    Former members count as well, but a Kafka controller would know the ISR only.
+    """
+    if ctx.deletions.is_queued(tp.topic) or any(ctx.brokers.is_replica_online(r, tp) for r in now.isr):
+        return
+    assigned = ctx.topics.assignment(tp).replicas
+    gone = [r for r in old.isr if r in assigned and r not in now.isr]
+    require(not gone, f"{tp} has no leader, and {gone} left its ISR with everything that was committed")
