@@ -201,7 +201,9 @@ def _check_members_stay(ctx: ControllerContext, tp: TopicPartition, old: LeaderA
 
     Former members count as well, but a Kafka controller would know the ISR only.
     """
-    if ctx.deletions.is_queued(tp.topic) or any(ctx.brokers.is_replica_online(r, tp) for r in now.isr):
+    if ctx.deletions.is_queued(tp.topic) or any(
+        ctx.brokers.is_replica_online(r, tp, include_shutting_down=True) for r in now.isr
+    ):
         return
     assigned = ctx.topics.assignment(tp).replicas
     gone = [r for r in old.isr if r in assigned and r not in now.isr]
