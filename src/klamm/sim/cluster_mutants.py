@@ -25,7 +25,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition",
         "        self.pending_isr = isr\n",
         "        self.pending_isr = isr\n        self.isr = isr\n",
-        first=18,
+        first=50,
     ),
     "diverging_logs_are_not_told": Mutant(
         _R + "partition_reader",
@@ -107,7 +107,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.server.disk_events",
         "        self._spawn(log_dir_notes.leave_note(self._broker.zk, self._broker.id))\n",
         "",
-        first=79,
+        first=94,
     ),
     "min_insync_replicas_is_not_asked": Mutant(
         _R + "partition",
@@ -154,7 +154,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.replica.stray_replicas",
         "if informed_by > self._informed_by and update.topics and update.is_last_slice:",
         "if False:",
-        first=57,
+        first=69,
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         _R + "state_change",

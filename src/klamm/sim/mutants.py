@@ -178,7 +178,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if update.controller_epoch > before.controller_epoch and len(before.topics):",
         "if False:",
         600,
-        first=64,
+        first=946,
     ),
     "ends_of_topics_lost_when_merged": Mutant(
         _C + "send_queue", "back = {s.partition.topic for", "back = () and {s.partition.topic for", 200, 331
