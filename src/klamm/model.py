@@ -11,7 +11,7 @@ from klamm.lazy_dataclass import lazy_dataclass
 
 NO_LEADER: Final = -1
 LEADER_DURING_DELETE: Final = -2
-"""The leader in an UpdateMetadata that tells caches to forget the partition."""
+"""The leader in an UpdateMetadata that makes caches forget the partition."""
 EPOCH_DURING_DELETE: Final = -2
 """The leader epoch of a StopReplica for a topic that is being deleted: it overrides any epoch."""
 NO_EPOCH: Final = -1

@@ -68,7 +68,7 @@ def under_way(controller: ControllerClient) -> dict[TopicPartition, Move]:
 def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicPartition, Move]) -> Moves:
     """Report rejected moves and return the others.
 
-    `moving`, the moves before the request, tells where a cancelled move returns to.
+    `moving`, the moves before the request, shows where a cancelled move returns to.
     """
     topics: dict[str, list[ReassignablePartition]] = {}
     for (topic, partition), replicas in moves.items():

@@ -36,7 +36,7 @@ class TransactionalProducer:
     def is_older_than(self, last_before_election: ConnectionOrder) -> bool:
         """Whether the request may have been sent to this broker in an earlier leadership, in another transaction.
 
-        With `TV_2` the epoch tells transactions apart. With older versions all have the same epoch, and the broker
+        With `TV_2` each transaction has its own epoch. With older versions all have the same epoch, and the broker
         does not know which connections acted while another one led the partition.
         """
         is_recent = self.connection is None or self.connection > last_before_election

@@ -62,7 +62,7 @@ class FaultDrill:
         return {**self._last, "running": self._running, "actions": [asdict(each) for each in self._actions]}
 
     async def perform(self, name: str, broker_id: int | None) -> dict[str, Any]:
-        """Do what was asked; return the state afterwards. Raises KlammError or ValueError."""
+        """Carry out one fault; return the state afterwards. Raises KlammError or ValueError."""
         action, text = self._action(name, broker_id)
         if self._running is not None:
             raise KlammError(f"Another action is under way: {self._running}.")

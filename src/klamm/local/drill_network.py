@@ -185,7 +185,7 @@ class DrillNetwork:
 def _owner(port: int, pids: dict[int, int]) -> int | None:
     """Return the broker whose process has the connection with this local port; None for other processes.
 
-    Linux alone tells it. Elsewhere a cut holds the connections to a broker, but not those that it opens.
+    Only Linux provides this. Elsewhere a cut holds the connections to a broker, but not those that it opens.
     """
     with suppress(OSError):
         inode = _inode(port)

@@ -59,7 +59,7 @@ class ControllerMutationQuota:
         return True
 
     def give_back(self, partitions: int) -> None:
-        """Take back what was counted for a change that failed."""
+        """Refund the charge of a change that failed."""
         if self._account is not None and self._manager is not None:
             self._count(self._account, -partitions, self._manager.now_ms())
 

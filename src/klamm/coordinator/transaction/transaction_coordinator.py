@@ -231,7 +231,7 @@ class TransactionCoordinator:
         result: Deferred[EndTxnResult] = Deferred()
 
         def decide(new_id: int | None) -> None:
-            # With a bump at each end, the epoch alone tells a late request from a current one.
+            # With a bump at each end, the epoch alone distinguishes a late request from a current one.
             found = self._admitted(transactional_id, request.producer, None if version.bumps_epoch else origin)
             if isinstance(found, ErrorCode):
                 result.complete(EndTxnResult(found))
