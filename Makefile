@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Two files at a time. Tests that start brokers, JVMs and clients come last, in the order that tests/conftest.py gives.
+# Files at a time, in the order that tests/conftest.py gives. Tests that start brokers, JVMs and clients come last.
+WORKERS ?= 2
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# make compat and make sim run the long forms.
+SHORT := -m "not long"
 IN_PROCESS := $(addprefix tests/,tidy unit wire property transcripts sim)
 WITH_PROCESSES := $(addprefix tests/,cluster clients hostile viewer spark dist)
 QUICK ?=
 PEER ?=
 NAME ?=
-SEED ?=
 SEEDS ?= 2000
 DIST ?= dist
 SITE ?= site
@@ -35,18 +38,18 @@ $(STAMP): requirements/test.lock pyproject.toml
 demo: $(STAMP) ## three brokers, a real client, a kill in the middle, and what came of it
 	$(BIN)/klamm demo
 
-test: $(STAMP) java browser .cache/pyodide/.installed ## every test: format, lint, types, and all of tests/
+test: $(STAMP) java browser .cache/pyodide/.installed ## format, lint, types, and all of tests/ but the long forms
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile $(IN_PROCESS) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder $(WITH_PROCESSES) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) $(SHORT) $(IN_PROCESS) $(PYTEST_ARGS)
+	$(BIN)/pytest $(PARALLEL) $(SHORT) $(WITH_PROCESSES) $(PYTEST_ARGS)
 
 check: $(STAMP) ## format, lint, types and the tidy tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/tidy
+	$(BIN)/pytest -q $(SHORT) tests/tidy
 
 format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff format .
@@ -55,7 +58,7 @@ format: $(STAMP) ## put the code into its form
 bench: $(STAMP) ## the broker beside its ceiling, the control plane, Spark; PEER=kafka beside Apache Kafka; QUICK=1 short
 	$(BIN)/python -m bench $(if $(PEER),--peer $(PEER)) $(if $(QUICK),--quick)
 
-compat: $(STAMP) compat-tools ## clients of other languages; NAME=kcat for one, QUICK=1 for the short form
+compat: $(STAMP) java browser .cache/pyodide/.installed compat-tools ## clients of other languages, long forms of tests; NAME=kcat for one, QUICK=1 short
 	$(BIN)/python compat/run.py $(if $(QUICK),--quick) $(NAME)
 
 docs: $(STAMP) ## write the generated parts of docs/
@@ -87,10 +90,15 @@ site: .cache/site/.installed .cache/pyodide/.installed ## build the documentatio
 	cd .cache/pyodide && npm ci --silent --no-audit --no-fund --ignore-scripts
 	@touch $@
 
-sim: $(STAMP) ## the simulator: SEED=7 for one seed, SEEDS=2000 for many
-	$(BIN)/klamm simulate $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+sim: $(STAMP) ## the simulator: SEED=7 for one seed; without it the long form of its tests, then SEEDS=2000; QUICK=1 the tests only
+ifdef SEED
+	$(BIN)/klamm simulate --seed $(SEED)
+else
+	KLAMM_SIM=long $(BIN)/pytest $(PARALLEL) tests/sim $(PYTEST_ARGS)
+	$(if $(QUICK),,$(BIN)/klamm simulate --seeds $(SEEDS))
+endif
 
-lock: ## write the lock files anew from pyproject.toml (needs uv)
+lock: ## write the lock files again from pyproject.toml (needs uv)
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 pyproject.toml -o requirements/core.lock
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --extra test pyproject.toml -o requirements/test.lock
 	uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --group dist -o requirements/dist.lock

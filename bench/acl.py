@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from bench import frames, load, report
+from bench.processes import cpu_seconds
 from klamm.apis import produce
 from klamm.config.authorizer_keys import ACL_AUTHORIZER
 from klamm.network.request_context import ChannelContext, RequestContext
@@ -114,11 +114,6 @@ def guard_us(authorizer: AclAuthorizer, seconds: float) -> float:
 
     with_guard = microseconds(lambda: guard(broker, handle, ctx, request), seconds)
     return with_guard - microseconds(lambda: handle(ctx, request), seconds)
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def produce_us(rounds: int, requests: int) -> tuple[list[float], list[float]]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from bench.kafka_distribution import libraries
 from klamm.errors import KlammError
@@ -23,6 +23,7 @@ from klamm.local.admin import ClusterAdmin
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess
 from klamm.security.client_security import PLAINTEXT, ClientSecurity
+from klamm.security.sasl.mechanisms import SCRAM_SHA_512
 from klamm.testing import LocalCluster
 
 START_TIMEOUT_S: Final = 120.0
@@ -124,9 +125,15 @@ class KlammCluster:
 
     name: Final = "klamm"
 
-    def __init__(self, brokers: int = 3, configs: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, brokers: int = 3, configs: Mapping[str, object] | None = None, *, is_secured: bool = False
+    ) -> None:
+        """`is_secured`: SASL_SSL with SCRAM-SHA-512 on all listeners, and access control."""
         self._cluster = LocalCluster(
             brokers,
+            tls=is_secured,
+            sasl=SCRAM_SHA_512 if is_secured else None,
+            acls=is_secured,
             defaults=production(brokers),
             broker_configs=dict(configs or {}),
             start_timeout_s=START_TIMEOUT_S,
@@ -152,6 +159,14 @@ class KlammCluster:
     @property
     def zookeeper(self) -> str:
         return self._cluster.zookeeper_connect
+
+    def client_config(self, user: str | None = None) -> dict[str, Any]:
+        """Return the settings with which librdkafka connects as this user; without one, as a super user."""
+        return self._cluster.client_config(user)
+
+    def client_properties(self, user: str) -> Path | None:
+        """Write the settings of a Java client to a file; None if nothing is secured."""
+        return self._cluster.write_client_properties(user, self._cluster.data_dir / f"{user}.properties")
 
     def port(self, broker_id: int) -> int:
         return self._cluster.port(broker_id)

@@ -12,7 +12,7 @@ import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from klamm.protocol.frames import FrameReader, RequestHeader, decode_request_header, encode_request_frame
+from klamm.protocol.frames import FrameReader, RequestHeader, decode_request_header
 from klamm.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
@@ -21,6 +21,7 @@ from klamm.protocol.messages.metadata import (
 )
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.wire import Message, decode, encode, encode_bytes
+from tests.support.frames import encode_request_frame
 
 TOPICS, PARTITIONS = 20, 12
 SECONDS = 0.2

@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from klamm.protocol.frames import RequestHeader, encode_request_frame
+from klamm.protocol.frames import RequestHeader
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.wire import Message
+from tests.support.frames import encode_request_frame
 
 PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 11, 4
 

@@ -167,11 +167,16 @@ MODES: Final = {"produce": produce, "fill": fill, "consume": consume, "latency":
 
 
 def run(mode: str, **options: object) -> Mapping[str, float]:
-    """The load in a child process; its figures."""
-    command = [sys.executable, "-m", "bench.librdkafka", mode]
+    """Run the load in a child process; return its figures."""
+    return run_module("bench.librdkafka", mode, options, 3 * TIMEOUT_S)
+
+
+def run_module(module: str, mode: str, options: Mapping[str, object], timeout_s: float) -> Mapping[str, float]:
+    """Run `python -m MODULE MODE --OPTION VALUE ...`; return the JSON that it prints."""
+    command = [sys.executable, "-m", module, mode]
     for key, value in options.items():
         command += [f"--{key}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * TIMEOUT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
         raise KlammError(f"{' '.join(command[2:])} failed:\n{done.stderr[-2000:]}")
     figures: dict[str, Any] = json.loads(done.stdout)

@@ -21,6 +21,7 @@ import uvloop
 from bench import load
 from bench.ceiling import announce
 from bench.frames import frame, produce_frame
+from bench.processes import cpu_seconds
 from klamm.clock import SystemClock
 from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint
@@ -89,11 +90,6 @@ async def serve(port_file: str) -> None:
     server.start_processing()
     announce(port_file, server.bound_port("PLAINTEXT"))
     await loop.create_future()
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def measure(command: list[str], port_file: Path, frames: list[bytes], requests: int) -> tuple[load.Load, float]:

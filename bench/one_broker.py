@@ -86,7 +86,7 @@ def produce_rows(cluster: LocalCluster, port: int, folder: Path, rounds: int) ->
 
 
 def fetch_row(port: int, folder: Path, rounds: int) -> Row:
-    """Reads what the 256 KiB row wrote, a MiB a request."""
+    """Reads what the 256 KiB row wrote, one MiB per request."""
     requests = [frames.fetch_frame("produce-256", [0], MIB) for _ in range(CONNECTIONS)]
     probe = load.run(port, requests[:1], in_flight=1, requests=20)
     answer = probe.bytes_in // probe.requests - 4
@@ -99,7 +99,7 @@ def fetch_row(port: int, folder: Path, rounds: int) -> Row:
             return done.bytes_in / MIB / done.seconds
 
         klamm, top = alternate(lambda: megabytes(port), lambda: megabytes(bare), rounds)
-    return Row("Fetch, 1 MiB a request", klamm, top, "MB/s")
+    return Row("Fetch, 1 MiB per request", klamm, top, "MB/s")
 
 
 def round_trip_row(port: int, folder: Path, rounds: int) -> Row:

@@ -111,10 +111,20 @@ def run_control_plane(bench: Bench) -> None:
 
 
 def run_idle_partitions(bench: Bench) -> None:
-    """Last, and once: it takes the longest."""
+    """Last: it takes the longest. Of each side, a cluster alone and one with idle partitions are visited in turn."""
+    counts = idle_partitions.QUICK_COUNTS if bench.quick else idle_partitions.PEER_COUNTS
+    passes = data_plane.QUICK_PASSES if bench.quick else data_plane.PASSES
     for side in SIDES:
-        measure = partial(_on_fresh_cluster, idle_partitions.SCENARIO, side, bench.quick)
-        bench.record(side.name, idle_partitions.SCENARIO.name, measure)
+        with ExitStack() as stack:
+            clusters: dict[int, BenchCluster] = {count: side(3) for count in counts}
+            for cluster in clusters.values():
+                stack.enter_context(cluster)
+            idle_partitions.prepare(clusters, passes)
+            idle_s = idle_partitions.IDLE_S / (4 if bench.quick else 1)
+            bench.record(side.name, "no load", partial(idle_partitions.without_load, clusters, idle_s))
+            for number in range(1 if bench.quick else idle_partitions.PEER_ROUNDS):
+                what = f"idle partitions, round {number + 1}"
+                bench.record(side.name, what, partial(idle_partitions.one_round, clusters, number))
 
 
 def control_plane_scenarios() -> Sequence[Scenario]:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from bench.librdkafka import BATCH, Deliveries
+from bench.librdkafka import BATCH, Deliveries, run_module
 from klamm.errors import KlammError
 
 TIMEOUT_S: Final = 180.0
@@ -181,15 +179,8 @@ MODES: Final = {"transactions": transactions, "commit": commit, "stream": stream
 
 
 def run(mode: str, **options: object) -> Mapping[str, float]:
-    """The load in a child process; its figures."""
-    command = [sys.executable, "-m", "bench.transactional_load", mode]
-    for key, value in options.items():
-        command += [f"--{key}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise KlammError(f"{' '.join(command[2:])} failed:\n{done.stderr[-2000:]}")
-    figures: dict[str, Any] = json.loads(done.stdout)
-    return figures
+    """Run the load in a child process; return its figures."""
+    return run_module("bench.transactional_load", mode, options, 3 * TIMEOUT_S)
 
 
 def main() -> None:

@@ -1,7 +1,12 @@
-"""Java programs that read and write in transactions while they and the brokers are killed; used by several folders."""
+"""Java programs that read and write in transactions while they and the brokers are killed; used by several folders.
+
+In the secured form, brokers use SASL_SSL with SCRAM and access control, and a program connects as a user with the few
+rights that it needs.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import threading
@@ -9,11 +14,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
-from bench.clusters import BenchCluster
+from bench.clusters import BenchCluster, KlammCluster
 from klamm.errors import KlammError
 
 JVM: Final = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -27,6 +40,42 @@ SETTINGS: Final[Mapping[str, object]] = {
     "offsets.topic.num.partitions": 6,
 }
 """Short timeouts, so that a kill costs seconds."""
+
+
+def is_secured() -> bool:
+    """Whether compat/run.py asks for the secured form."""
+    return bool(os.environ.get("KLAMM_CLIENT_PROPERTIES"))
+
+
+class Right(NamedTuple):
+    """An operation that a program needs; `name` ends with `*` for all resources whose names begin with it."""
+
+    kind: ResourceType
+    name: str
+    operation: AclOperation
+
+
+def connect_as(cluster: KlammCluster, user: str, rights: Sequence[Right]) -> list[str]:
+    """Give a user rights; return the arguments of a program that connects as this user: none if nothing is secured."""
+    path = cluster.client_properties(user)
+    if path is None:
+        return []
+    bindings = [
+        AclBinding(
+            right.kind,
+            right.name.removesuffix("*"),
+            ResourcePatternType.PREFIXED if right.name.endswith("*") else ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            right.operation,
+            AclPermissionType.ALLOW,
+        )
+        for right in rights
+    ]
+    admin = AdminClient(cluster.client_config())
+    for created in admin.create_acls(bindings).values():
+        created.result(WAIT_S)
+    return [str(path)]
 
 
 def compiled(source: Path, libraries: Path, classes: Path) -> str:
@@ -87,8 +136,15 @@ class JavaProgram:
 class Feeder:
     """Writes numbered records to a topic, in the background; `value` gives the record of a number."""
 
-    def __init__(self, servers: str, topic: str, count: int, partitions: int, value: Callable[[int], bytes]) -> None:
-        self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 0})
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        topic: str,
+        count: int,
+        partitions: int,
+        value: Callable[[int], bytes],
+    ) -> None:
+        self._producer = Producer({**client, "enable.idempotence": True, "log_level": 0})
         self._topic = topic
         self._count = count
         self._partitions = partitions
@@ -131,9 +187,13 @@ class CommittedReader:
     """Reads the committed records of a topic from its start, and remembers how far it came."""
 
     def __init__(
-        self, servers: str, topic: str, partitions: int, take: Callable[[int, bytes | None, bytes], None]
+        self,
+        client: Mapping[str, Any],
+        topic: str,
+        partitions: int,
+        take: Callable[[int, bytes | None, bytes], None],
     ) -> None:
-        settings = {"bootstrap.servers": servers, "group.id": f"reader-of-{topic}", "isolation.level": "read_committed"}
+        settings = {**client, "group.id": f"reader-of-{topic}", "isolation.level": "read_committed"}
         self._consumer = Consumer({**settings, "enable.auto.commit": False, "log_level": 0})
         self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         self._take = take

@@ -1,11 +1,11 @@
 """Runs the clients of the folders beside this file against a klamm broker: `python compat/run.py [--quick] [NAME ...]`.
 
 A folder holds `run.sh`, which is called twice, as `run.sh before` and `run.sh after`; in between the broker is
-restarted. It prints a line a check, `ok NAME` or `not ok NAME: reason`. `known-failures.txt` lists the names that may
-fail, with the reason: a name that fails and is not listed breaks the run, and so does a listed one that passes.
+restarted. It prints one line per check, `ok NAME` or `not ok NAME: reason`. `known-failures.txt` lists the names that
+may fail, with the reason: a name that fails and is not listed breaks the run, and so does a listed one that passes.
 A folder with a file `not-quick` is left out of the quick form unless it is named. A folder with a file `secured` runs
 twice, the second time with SASL_SSL, SCRAM and access control: then `KLAMM_CLIENT_PROPERTIES` names a file with the
-settings of security, as librdkafka has them.
+settings of security, as librdkafka has them, and `KLAMM_JAVA_PROPERTIES` one for Java.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from klamm.security.sasl.mechanisms import SCRAM_SHA_512
 from klamm.testing import LocalCluster
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 1_800
+TIMEOUT_S = 3_600
 
 
 def known_failures(folder: Path) -> set[str]:
@@ -56,6 +56,8 @@ def run_phase(folder: Path, phase: str, env: dict[str, str], label: str) -> dict
         sys.stderr.write(f"{label}: run.sh {phase} ended with {done.returncode}\n")
         sys.stderr.write(done.stdout[-3000:] + done.stderr[-3000:])
         results[f"run.sh {phase}"] = False
+    elif not all(results.values()):
+        sys.stderr.write(done.stderr[-6000:])
     return results
 
 
@@ -74,6 +76,7 @@ def run_client(folder: Path, quick: bool, secured: bool) -> tuple[int, int]:
         env = {**os.environ, "KLAMM_BOOTSTRAP_SERVERS": cluster.bootstrap_servers, "KLAMM_QUICK": "1" if quick else ""}
         if secured:
             env["KLAMM_CLIENT_PROPERTIES"] = str(client_properties(cluster))
+            env["KLAMM_JAVA_PROPERTIES"] = str(cluster.write_client_properties())
         results = run_phase(folder, "before", env, label)
         for broker_id in cluster.broker_ids:
             cluster.stop(broker_id)

@@ -25,6 +25,8 @@ class Article:
 
 
 _LOOPS: Final = "[decision 0001](adr/0001-event-loops-not-threads.md)"
+_MERGED: Final = "[decision 0023](adr/0023-waiting-control-requests-are-merged.md)"
+_TRACE: Final = "klamm trace --on 1"
 
 CHANNEL_MANAGER: Final = Article(
     "ControllerChannelManager: how the controller sends requests",
@@ -51,7 +53,8 @@ CHANNEL_MANAGER: Final = Article(
             (("QueueItem", "controller"),),
             ("kafka_controller_controllerchannelmanager_oldestitemagems",),
             ("request_queued",),
-            remarks="The response becomes an event of the controller instead of a callback.",
+            remarks="The response becomes an event of the controller instead of a callback. An item that waits may be merged "
+            f"with a later one: {_MERGED}.",
         ),
         Lead(
             "The queue of a broker (LinkedBlockingQueue)",
@@ -61,7 +64,8 @@ CHANNEL_MANAGER: Final = Article(
                 "kafka_controller_controllerchannelmanager_coalescedrequestcount",
             ),
             ("request_coalesced",),
-            remarks="Waiting requests are merged, so the queue of a slow broker stays short. Kafka's queue is an unbounded FIFO.",
+            remarks="Waiting requests are merged, so the queue of a slow broker stays short. Kafka's queue is an unbounded "
+            f"FIFO: {_MERGED}.",
         ),
         Lead(
             "Retry until the broker answers or is gone",
@@ -179,23 +183,30 @@ REQUEST_BATCH: Final = Article(
 
 SOCKET_SERVER: Final = Article(
     "SocketServer, RequestChannel, KafkaRequestHandlerPool: the way of a request",
-    "Acceptor, processor, request queue, handler, purgatory, response: each phase of a request has a metric.",
+    "Acceptor, processor, request queue, handler, purgatory, response: each phase of a request has a metric. `klamm trace` "
+    "prints the phases of single requests as waterfalls, from the [request log](reference/request-log.md).",
     (
         Lead(
             "SocketServer with data plane and control plane",
             (("SocketServer", "network"),),
             ("kafka_network_socketserver_networkprocessoravgidlepercent",),
-            remarks="`control.plane.listener.name` adds a listener for the control plane. The queue of control requests is separate in any case.",
+            commands=("klamm up --brokers 3 --control-plane", f"{_TRACE} --json"),
+            remarks="`control.plane.listener.name` adds a listener for the control plane. The queue of control requests is "
+            "always separate; `plane` and `listener` of a trace name both: "
+            "[decision 0025](adr/0025-the-control-plane-has-its-own-queue.md).",
         ),
         Lead(
             "Acceptor",
             (("Acceptor", "network"), ("ConnectionQuotas", "network")),
             ("kafka_network_acceptor_acceptorblockedpercent_count",),
+            commands=(f"{_TRACE} --json",),
+            remarks="`connection_id` and `listener` of a trace name the connection that the acceptor accepted.",
         ),
         Lead(
             "Processor: reads requests, writes responses",
             (("Processor", "network"), ("Connection", "network")),
             ("kafka_network_processor_idlepercent", "kafka_server_socket_server_metrics_connection_count"),
+            commands=(_TRACE,),
             remarks=f"One per listener; the six steps of its loop are callbacks of the event loop: {_LOOPS}.",
         ),
         Lead(
@@ -205,6 +216,7 @@ SOCKET_SERVER: Final = Article(
                 "kafka_network_requestchannel_requestqueuesize",
                 "kafka_network_requestmetrics_requestqueuetimems",
             ),
+            commands=(_TRACE, "klamm top"),
             remarks="Connections take turns: [decision 0016](adr/0016-clients-share-the-loop.md).",
         ),
         Lead(
@@ -214,6 +226,7 @@ SOCKET_SERVER: Final = Article(
                 "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
                 "kafka_network_requestmetrics_localtimems",
             ),
+            commands=(_TRACE, "klamm top"),
             remarks="`num.io.threads` is the number of requests per turn of the event loop. There are no handler threads, so "
             f"nothing has a name such as `data-plane-kafka-request-handler-0`: {_LOOPS}.",
         ),
@@ -221,6 +234,7 @@ SOCKET_SERVER: Final = Article(
             "KafkaApis: one handler per API",
             (("Api", "apis"),),
             ("kafka_network_requestmetrics_requests_total", "kafka_network_requestmetrics_errors_total"),
+            commands=(f"{_TRACE} --api Metadata",),
             remarks="One file per API: [APIs](reference/apis.md).",
         ),
         Lead(
@@ -228,7 +242,8 @@ SOCKET_SERVER: Final = Article(
             (("KafkaRequestHandlerPool", "network"),),
             ("kafka_network_requestmetrics_errors_total",),
             ("request_failed",),
-            remarks="The connection is closed; no error in a handler ends the process: "
+            ("klamm consume __klamm_control_log",),
+            "The connection is closed; no error in a handler ends the process: "
             "[decision 0026](adr/0026-an-error-ends-a-connection.md).",
         ),
         Lead(
@@ -240,6 +255,7 @@ SOCKET_SERVER: Final = Article(
                 "kafka_server_brokertopicmetrics_producemessageconversions_total",
                 "kafka_network_requestmetrics_messageconversionstimems",
             ),
+            commands=("klamm top",),
             remarks="There is no MessagesOutPerSec, as in Kafka: a Fetch sends batches without counting their records.",
         ),
         Lead(
@@ -249,6 +265,8 @@ SOCKET_SERVER: Final = Article(
                 "kafka_server_delayedoperationpurgatory_numdelayedoperations",
                 "kafka_network_requestmetrics_remotetimems",
             ),
+            commands=(f"{_TRACE} --slower-than 20",),
+            remarks="A trace names the purgatory of each wait, and the request that ended the wait.",
         ),
         Lead(
             "Responses back to the client",
@@ -259,6 +277,7 @@ SOCKET_SERVER: Final = Article(
                 "kafka_network_requestmetrics_responsequeuetimems",
                 "kafka_network_requestmetrics_responsesendtimems",
             ),
+            commands=(_TRACE,),
             remarks="Several requests of a connection are in progress; the wait for earlier responses is measured by "
             "ResponseOrderTimeMs: [decision 0006](adr/0006-several-requests-of-a-connection.md).",
         ),
@@ -274,14 +293,16 @@ METADATA_CACHE: Final = Article(
             (("MetadataCache", "metadata"), ("MetadataSnapshot", "metadata")),
             ("klamm_server_metadatacache_partitioncount", "klamm_server_metadatacache_updatecount"),
             ("metadata_applied",),
-            ("klamm cluster status",),
+            ("klamm cluster metadata --broker 1 --all",),
         ),
         Lead(
             "updateMetadata: apply an UpdateMetadata request",
             (("MetadataUpdate", "metadata"), ("TopicUpdate", "metadata")),
             ("klamm_server_metadatacache_lastupdateagems",),
             ("metadata_applied",),
-            remarks="An update with an older leader epoch does not replace a newer one.",
+            (f"{_TRACE} --api UpdateMetadata", "klamm cluster metadata --broker 1"),
+            "An update with an older leader epoch does not replace a newer one: "
+            "[decision 0025](adr/0025-the-control-plane-has-its-own-queue.md).",
         ),
         Lead(
             "partitionMetadataLock",
@@ -293,7 +314,7 @@ METADATA_CACHE: Final = Article(
             (("ControllerChannelManager", "controller"),),
             ("klamm_controller_controllerchannelmanager_metadatalag", "klamm_server_metadatacache_controllerepoch"),
             ("request_acknowledged",),
-            ("klamm cluster status",),
+            ("klamm cluster status", "klamm cluster metadata --broker 1"),
             "`BEHIND` in the status is the number of partitions that differ from the controller's view.",
         ),
         Lead(

@@ -28,10 +28,10 @@ page leads from the subjects of five of them to klamm: the class, its file below
 record of the [control log](reference/control-log.md) that show it at run time, and a command that displays it.
 Remarks name the departures from Kafka.
 
-To follow along, start a cluster with metrics and keep a second terminal open:
+To follow along, start a cluster, which prints the addresses of its metrics, and keep a second terminal open:
 
 ```
-klamm up --brokers 3 --config klamm.metrics.port=0
+klamm up --brokers 3
 klamm consume __klamm_control_log --from-beginning
 ```
 """

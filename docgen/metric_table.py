@@ -222,6 +222,34 @@ METRICS: Final = (
     ),
     *_rows(
         "klamm.server",
+        "Process",
+        ("CpuMsPerSec", "meter", "CPU time of the broker's process in milliseconds: a rate of 1000 is one busy core."),
+        ("ResidentBytes", "gauge", "Memory of the process in RAM. Elsewhere than on Linux, the most that it ever had."),
+    ),
+    *_rows(
+        "kafka.log",
+        "LogManager",
+        ("OfflineLogDirectoryCount", "gauge", "Log directories that have failed."),
+        ("LogDirectoryOffline", "gauge", "1 if the log directory has failed.", "logDirectory"),
+    ),
+    *_rows(
+        "klamm.log",
+        "LogManager",
+        (
+            "DiskTotalBytes",
+            "gauge",
+            "Size of the disk that holds the log directory; -1 if the disk does not report it.",
+            "logDirectory",
+        ),
+        (
+            "DiskUsableBytes",
+            "gauge",
+            "Bytes of that disk that the broker can still use; -1 if the disk does not report them.",
+            "logDirectory",
+        ),
+    ),
+    *_rows(
+        "klamm.server",
         "MetadataCache",
         ("ControllerId", "gauge", "The controller in this broker's metadata."),
         ("ControllerEpoch", "gauge", "The controller epoch of this broker's metadata."),

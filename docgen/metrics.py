@@ -28,8 +28,12 @@ Kafka.
 | histogram, timer | a gauge with the label `quantile`, and a counter `..._count`; times are in milliseconds |
 | percent | a counter `..._count` in nanoseconds; without labels also a gauge `..._percent` between 0 and 1 |
 
+`/metrics?name[]=NAME` returns only the metrics with these exported names; the parameter can be repeated. With thousands
+of partitions all metrics have megabytes.
+
 Metrics whose name ends with `Max` are the maximum over the last minute, in steps of five seconds. No peak between two
-scrapes is lost if you scrape at least once per minute. Reading them changes nothing, so several scrapers can be used.
+scrapes is lost if you scrape at least once per minute. Reading them changes nothing, so several scrapers can be used
+([why](../adr/0043-maxima-belong-to-the-last-minute.md)).
 
 `outgoing-connection-metrics` count the connections of a broker to other brokers, or to itself, by `channel`:
 `controller` (the controller's requests), `replica-fetcher`, `alter-partition` and `forwarding` (to the controller),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from klamm.local.processes import _with_bytecode_cache
+from tests.support.command_tree import build_once
 
 # Here, so that processes of xdist and all that tests start have it: some of them would compile for seconds.
 os.environ.update(_with_bytecode_cache(os.environ))
@@ -27,11 +28,13 @@ def _own_environment() -> None:
     os.environ.pop("KLAMM_BOOTSTRAP_SERVERS", None)
     # A run in the background of a shell ignores SIGINT, and so would every process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Every JVM that Spark starts lives for seconds here: its compiler and its collector are those for short lives.
-    os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "support" / "spark_conf")
-    os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_DAEMON_JAVA_OPTS"] = (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_tree_of_commands() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        build_once(patch)
+        yield
 
 
 KINDS = [
@@ -48,8 +51,21 @@ KINDS = [
     "viewer",
     "dist",
 ]
-# The groups that take longest, longest first: what is left at the end must be short to be shared evenly.
-LONGEST = ["spark", "tests/spark/cluster/test_masters.py", "tests/cluster/test_chaos.py", "tests/cluster/test_cli.py"]
+SPARK = "spark"
+# The groups that take longest, longest first: what is left at the end must be short to be shared evenly. In the long
+# forms, FIRST_OF_SPARK has written the archive that the JVMs of the masters map when the playground is done.
+LONGEST = [
+    "tests/sim/test_transaction_simulation.py",
+    "tests/sim/test_controller_simulation.py",
+    "tests/sim/test_cluster_simulation.py",
+    "tests/viewer/test_playground.py",
+    "tests/spark/cluster/test_masters.py",
+    "tests/dist/test_wheel.py",
+    "tests/cluster/test_cli.py",
+    "tests/viewer/test_pages.py",
+    "tests/cluster/test_chaos.py",
+]
+FIRST_OF_SPARK = "tests/spark/test_warmup_live.py"
 
 
 def group(nodeid: str) -> str:
@@ -58,19 +74,22 @@ def group(nodeid: str) -> str:
     The files in spark/cluster share none: they start Spark as a user would.
     """
     file = nodeid.split("::")[0]
-    return "spark" if file.startswith("tests/spark/") and not file.startswith("tests/spark/cluster/") else file
+    return SPARK if file.startswith("tests/spark/") and not file.startswith("tests/spark/cluster/") else file
+
+
+def rank(nodeid: str) -> tuple[int, int]:
+    """First Spark, the longest group; then the cheap kinds, so that a mistake shows early; then the longest groups."""
+    found = group(nodeid)
+    if found == SPARK:
+        return -1, 0 if nodeid.startswith(FIRST_OF_SPARK) else 1
+    kind = nodeid.split("/")[1] if nodeid.startswith("tests/") else ""
+    if found in LONGEST:
+        return KINDS.index("sim"), LONGEST.index(found)
+    return KINDS.index(kind) if kind in KINDS else len(KINDS), len(LONGEST)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The cheap kinds first, so that a mistake shows early; among those that start processes, the longest groups."""
-
-    def rank(item: pytest.Item) -> tuple[int, int]:
-        if (found := group(item.nodeid)) in LONGEST:
-            return KINDS.index("spark"), LONGEST.index(found)
-        kind = item.nodeid.split("/")[1] if item.nodeid.startswith("tests/") else ""
-        return KINDS.index(kind) if kind in KINDS else len(KINDS), len(LONGEST)
-
-    items.sort(key=rank)
+    items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from bench.clusters import KlammCluster
 from bench.control_plane.observe import create_topics, leaders, wait_everywhere
+from bench.processes import cpu_seconds
 from bench.report import Row
 
 TOPICS, PAIRS = 300, 5
@@ -31,15 +32,6 @@ def creation(topics: int, *, is_logged: bool) -> tuple[float, float]:
 
 def _cpu_s(cluster: KlammCluster) -> float:
     return sum(cpu_seconds(cluster.pid(broker_id)) for broker_id in cluster.brokers)
-
-
-def cpu_seconds(pid: int) -> float:
-    """The CPU time that a process has had, in user and kernel mode."""
-    from os import sysconf
-    from pathlib import Path
-
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / sysconf("SC_CLK_TCK")
 
 
 def rows(topics: int = TOPICS, pairs: int = PAIRS) -> Iterator[Row]:

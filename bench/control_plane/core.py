@@ -5,7 +5,7 @@ What is timed here is the controller's own work, without ZooKeeper's process, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -14,9 +14,10 @@ from klamm.clock import SystemClock
 from klamm.controller.config import ControllerConfig
 from klamm.controller.control_wire import encode_request
 from klamm.controller.controller import KafkaController
-from klamm.controller.effects import AskSessionId, Effect, Enqueue, Reply, Send, ZkMulti, ZkRead
+from klamm.controller.effects import AskSessionId, Effect, Enqueue, Pause, Reply, Send, ZkMulti, ZkRead
 from klamm.controller.events import ControllerEvent, Startup
-from klamm.controller.requests import ControlRequest
+from klamm.controller.requests import ControlRequest, UpdateMetadataRequest
+from klamm.metadata.update import MAX_PARTITIONS
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.zk.client.batches import levels_of
 from klamm.zk.model import ops, paths
@@ -55,6 +56,8 @@ class CoreDriver:
         self.sent: list[tuple[int, ControlRequest]] = []
         self.replies: list[object] = []
         self.sent_bytes = 0
+        self.on_step: Callable[[], None] = lambda: None
+        """Called wherever the control loop would do other work: at a pause, and before a request is encoded."""
 
     def start(self) -> None:
         """Registers, wins the election, fails over."""
@@ -67,7 +70,9 @@ class CoreDriver:
             self._drive(events.pop(0), events)
         protocol = self.controller.context.config.inter_broker_protocol
         for _, request in self.sent:
-            self.sent_bytes += sum(map(len, encode_request(request, protocol)[2]))
+            for part in request.slices(MAX_PARTITIONS) if isinstance(request, UpdateMetadataRequest) else (request,):
+                self.on_step()
+                self.sent_bytes += sum(map(len, encode_request(part, protocol)[2]))
 
     def _drive(self, event: ControllerEvent, events: list[ControllerEvent]) -> None:
         steps = self.controller.process(event)
@@ -94,7 +99,9 @@ class CoreDriver:
             return results
         if isinstance(effect, AskSessionId):
             return _SESSION
-        if isinstance(effect, Send):
+        if isinstance(effect, Pause):
+            self.on_step()
+        elif isinstance(effect, Send):
             self.sent.append((effect.broker_id, effect.request))
         elif isinstance(effect, Enqueue):
             events.append(effect.event)

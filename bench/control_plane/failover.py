@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from bench.control_plane.control_log_cost import cpu_seconds
 from bench.control_plane.large_cluster import LargeCluster
 from bench.control_plane.observe import ZnodeWatch
 from bench.control_plane.probe import Probe, p99
 from bench.control_plane.seeding import seed_now, topic_names
 from bench.control_plane.stub_brokers import Arrival, StubBrokers
+from bench.processes import cpu_seconds
 from bench.report import Row
 from klamm.errors import KlammError
 
@@ -62,7 +62,7 @@ def measure(partitions: int, limit_s: float = LIMIT_S) -> Failover:
         stubs = StubBrokers(cluster.zookeeper, STUBS)
         try:
             seed_now(cluster.zookeeper, names, PARTITIONS_A_TOPIC, STUBS, len(STUBS))
-            cluster.wait_until_told(partitions, limit_s)
+            cluster.wait_until_notified(partitions, limit_s)
             return _fail_over(cluster, stubs, old, new, topic, partitions)
         finally:
             stubs.close()
@@ -118,15 +118,15 @@ def _wait_for_all(stubs: StubBrokers, after: float, partitions: int) -> list[Arr
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         came += [arrival for arrival in stubs.report() if arrival.at > after]
-        told = {
+        reported = {
             (broker, key): sum(a.partitions for a in came if (a.broker, a.key) == (broker, key))
             for broker in STUBS[:2]
             for key in (4, 6)
         }
-        if all(count >= partitions for count in told.values()):
+        if all(count >= partitions for count in reported.values()):
             return came
         time.sleep(0.5)
-    raise KlammError(f"The brokers were not told of {partitions} partitions within {LIMIT_S:g} s: {told}")
+    raise KlammError(f"The brokers were not told of {partitions} partitions within {LIMIT_S:g} s: {reported}")
 
 
 def rows(partitions: int, *, has_goal: bool) -> Iterator[Row]:

@@ -76,15 +76,15 @@ class LargeCluster:
     ) -> None:
         self.stop()
 
-    def wait_until_told(self, partitions: int, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_notified(self, partitions: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until the controller knows so many partitions and no broker has a request of it left to answer."""
         deadline = time.monotonic() + timeout_s
-        while not self.is_told(partitions):
+        while not self.is_notified(partitions):
             if time.monotonic() > deadline:
                 raise KlammError(f"The brokers were not told of {partitions} partitions within {timeout_s:g} s.")
             time.sleep(0.1)
 
-    def is_told(self, partitions: int) -> bool:
+    def is_notified(self, partitions: int) -> bool:
         try:
             metrics = self.metrics(self.local.controller_id)
         except OSError:

@@ -37,12 +37,12 @@ def controller_us(partitions: int, rounds: int = ROUNDS) -> float:
 
     def change(number: int) -> None:
         tp = tps[number * step % len(tps)]
-        _alter(driver, tp)
+        alter(driver, tp)
 
     return _median_us(change, rounds)
 
 
-def _alter(driver: CoreDriver, tp: TopicPartition) -> None:
+def alter(driver: CoreDriver, tp: TopicPartition) -> None:
     """The leader takes a follower out of the ISR, or lets it back in."""
     context = driver.controller.context
     state = context.states.leadership[tp].leader_and_isr

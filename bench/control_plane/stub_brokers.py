@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from klamm.errors import ErrorCode
 from klamm.local.ports import LOOPBACK
 from klamm.model import BrokerEndPoints, EndPoint
-from klamm.protocol.frames import decode_request_header, encode_response_frame
+from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeResponse
 from klamm.protocol.messages.stop_replica import StopReplicaResponse
@@ -29,6 +29,8 @@ from klamm.protocol.wire import Message, decode
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
 from klamm.zk.model.broker_znode import encode_broker
+from tests.support.frames import encode_response_frame
+from tests.support.zk_registration import register_ephemeral
 
 _ANSWERS: Final[dict[int, Message]] = {
     4: LeaderAndIsrResponse(error_code=0),
@@ -88,7 +90,7 @@ async def _serve(zookeeper: str, ids: Sequence[int]) -> None:
         port = server.sockets[0].getsockname()[1]
         broker = BrokerEndPoints(broker_id, (EndPoint("PLAINTEXT", LOOPBACK, port),))
         sessions[broker_id] = await ZkSession(zookeeper, 30_000).start(30_000)
-        await sessions[broker_id].register_ephemeral(paths.broker_path(broker_id), encode_broker(broker, 0))
+        await register_ephemeral(sessions[broker_id], paths.broker_path(broker_id), encode_broker(broker, 0))
     print("READY", flush=True)
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -32,10 +31,10 @@ import uvloop
 from bench import report
 from bench.loop_holds import requests
 from bench.loop_holds.account import PARTS, Account
+from bench.loop_holds.measured_broker import measured_broker
 from bench.loop_holds.requests import Case
 from klamm.apis.api_declaration import Api, bind
 from klamm.broker import Broker
-from klamm.config import KafkaConfig
 from klamm.network import connection, request_decoder
 from klamm.network.request import Request
 from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -169,26 +168,22 @@ def measured(sender: Sender, count: int, chosen: requests.Chosen) -> Iterator[tu
         if case is None:
             break
         yield sender.measure(case)
+    if chosen((large := requests.fetch(50 << 20)).name):
+        for _ in range(60):
+            sender.ask(requests.one_mib())
+        yield sender.measure(large)
     for name, assignments, size_bytes in requests.SYNCS:
         if chosen(name):
             yield sender.sync(name, assignments, size_bytes)
 
 
 async def serve(folder: str, account: Account, count: int, only: str) -> list[tuple[str, ...]]:
-    config = KafkaConfig(
-        {
-            "broker.id": "1",
-            "listeners": "PLAINTEXT://127.0.0.1:0",
-            "log.dirs": str(Path(folder) / "logs"),
-            "offsets.topic.replication.factor": "1",
-            "offsets.topic.num.partitions": "5",
-            "transaction.state.log.num.partitions": "5",
-            "klamm.zookeeper.embedded.port": "0",
-            "klamm.metrics.port": "-1",
-            "group.initial.rebalance.delay.ms": "0",
-        }
-    )
-    server = KafkaServer(config)
+    settings = {
+        "klamm.zookeeper.embedded.port": "0",
+        "klamm.metrics.port": "-1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    server = KafkaServer(measured_broker(folder, settings))
     running = await server.start()
     gc.freeze()
     rows: list[tuple[str, ...]] = []

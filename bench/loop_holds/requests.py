@@ -15,13 +15,16 @@ from uuid import UUID
 from bench.frames import batch
 from klamm.apis import ALL
 from klamm.apis.api_declaration import Api
-from klamm.protocol.frames import RequestHeader, encode_request_frame
+from klamm.protocol.frames import RequestHeader
+from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from klamm.protocol.messages.metadata import MetadataRequest
+from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from klamm.protocol.runtime import MAX_TAGGED_FIELDS, uvarint
 from klamm.protocol.schema import Type, plan
 from klamm.protocol.wire import Message
+from tests.support.frames import encode_request_frame
 
 TOPIC: Final = "t"
 TOPIC_PARTITIONS: Final = 100
@@ -200,6 +203,20 @@ def join(group_id: str, size_bytes: int) -> Case:
         protocols=[JoinGroupRequestProtocol(name="range", metadata=bytes(size_bytes))],
     )
     return case(f"JoinGroup of {size_bytes >> 20} MiB", request, 3)
+
+
+def fetch(size_bytes: int) -> Case:
+    """A consumer's Fetch of one partition, from the beginning of its log."""
+    wanted = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=size_bytes)
+    topics = [FetchTopic(topic=TOPIC, partitions=[wanted])]
+    request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=size_bytes, topics=topics)
+    return case(f"Fetch of {size_bytes >> 20} MiB", request, 11)
+
+
+def one_mib() -> Case:
+    """A batch for `fetch` to read."""
+    data = TopicProduceData(name=TOPIC, partition_data=[PartitionProduceData(index=0, records=batch(1_000 << 10))])
+    return case("", ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[data]), 9)
 
 
 def sync(name: str, group_id: str, count: int, size_bytes: int) -> Callable[[str], Case]:

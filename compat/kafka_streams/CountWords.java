@@ -1,3 +1,4 @@
+import java.io.FileInputStream;
 import java.time.Duration;
 import java.util.Properties;
 import org.apache.kafka.common.serialization.Serdes;
@@ -13,13 +14,14 @@ import org.apache.kafka.streams.kstream.Produced;
 import org.apache.kafka.streams.state.KeyValueStore;
 
 /**
- * Counts words exactly once: `java CountWords SERVERS STATE_DIR INPUT OUTPUT`. The words are the values of INPUT. Each
- * change of a count is a record of OUTPUT, so every count of a word appears there once, in order. It ends when its
- * input does; an error of a stream thread ends it with code 3.
+ * Counts words exactly once: `java CountWords SERVERS STATE_DIR INPUT OUTPUT [PROPERTIES]`. The words are the values of
+ * INPUT. Each change of a count is a record of OUTPUT, so every count of a word appears there once, in order. It ends
+ * when its input does; an error of a stream thread ends it with code 3. PROPERTIES is a file with settings of security.
  */
 public class CountWords {
     public static void main(String[] args) throws Exception {
         Properties config = new Properties();
+        if (args.length > 4) try (var file = new FileInputStream(args[4])) { config.load(file); }
         config.put(StreamsConfig.APPLICATION_ID_CONFIG, "count-words");
         config.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, args[0]);
         config.put(StreamsConfig.STATE_DIR_CONFIG, args[1]);

@@ -9,7 +9,19 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from compat.java_programs import CACHE, SETTINGS, CommittedReader, Feeder, JavaProgram, compiled, walk
+from compat.java_programs import (
+    CACHE,
+    SETTINGS,
+    CommittedReader,
+    Feeder,
+    JavaProgram,
+    Right,
+    compiled,
+    connect_as,
+    is_secured,
+    walk,
+)
+from confluent_kafka.admin import AclOperation, ResourceType
 
 from bench.clusters import KlammCluster
 from bench.kafka_distribution import jars
@@ -21,6 +33,15 @@ WORDS: Final = 40
 PARTITIONS: Final = 4
 RECORDS: Final = 40_000
 QUICK_RECORDS: Final = 10_000
+APPLICATION: Final = "count-words"
+RIGHTS: Final = (
+    Right(ResourceType.TOPIC, "words", AclOperation.READ),
+    Right(ResourceType.TOPIC, "counts", AclOperation.WRITE),
+    Right(ResourceType.TOPIC, f"{APPLICATION}-*", AclOperation.ALL),
+    Right(ResourceType.GROUP, APPLICATION, AclOperation.READ),
+    Right(ResourceType.TRANSACTIONAL_ID, f"{APPLICATION}-*", AclOperation.WRITE),
+)
+"""Those of Kafka's documentation: a prefix owns the internal topics, and nothing on the cluster is needed."""
 
 
 class Counts:
@@ -47,15 +68,16 @@ def run(version: str, quick: bool, folder: Path) -> None:
     records = QUICK_RECORDS if quick else RECORDS
     libraries = jars(CACHE / f"kafka-streams-{version}", f"org.apache.kafka:kafka-streams:{version}", LOGGING)
     class_path = compiled(Path(__file__).parent / "CountWords.java", libraries, folder)
-    with KlammCluster(3, SETTINGS) as cluster:
+    with KlammCluster(3, SETTINGS, is_secured=is_secured()) as cluster:
         for topic in ("words", "counts"):
             cluster.create_topic(topic, PARTITIONS, 3, {"min.insync.replicas": 2})
-        servers = cluster.bootstrap_servers
+        servers, admin = cluster.bootstrap_servers, cluster.client_config()
+        security = connect_as(cluster, "streams", RIGHTS)
         counts = Counts()
-        reader = CommittedReader(servers, "counts", PARTITIONS, counts.take)
-        feeder = Feeder(servers, "words", records, PARTITIONS, lambda number: b"word %d" % (number * 7 % WORDS))
+        reader = CommittedReader(admin, "counts", PARTITIONS, counts.take)
+        feeder = Feeder(admin, "words", records, PARTITIONS, lambda number: b"word %d" % (number * 7 % WORDS))
         arguments = [
-            ["-cp", class_path, "CountWords", servers, str(folder / f"state-{number}"), "words", "counts"]
+            ["-cp", class_path, "CountWords", servers, str(folder / f"state-{number}"), "words", "counts", *security]
             for number in (1, 2)
         ]
         one, two = (JavaProgram(each, folder / f"app-{number}.log") for number, each in enumerate(arguments))

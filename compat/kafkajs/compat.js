@@ -1,4 +1,4 @@
-// kafkajs, the JavaScript client of most Node.js services. `node compat.js before|after` prints a line a check.
+// kafkajs, the JavaScript client of most Node.js services. `node compat.js before|after` prints one line per check.
 const assert = require("node:assert/strict");
 const fs = require("node:fs");
 const { Kafka, CompressionTypes, CompressionCodecs, ConfigResourceTypes, AssignerProtocol, logLevel } = require("kafkajs");
@@ -114,6 +114,38 @@ async function twoMembersShareFourPartitions() {
   }
 }
 
+async function committedAbortedAndFenced() {
+  const topic = "js-transactions";
+  await makeTopic(topic);
+  const producer = kafka.producer({ transactionalId: "js-1", maxInFlightRequests: 1, idempotent: true });
+  await producer.connect();
+  const begin = async (from, value) => {
+    const transaction = await from.transaction();
+    await transaction.send({ topic, messages: [{ value }] });
+    return transaction;
+  };
+  const position = (offset) => ({ consumerGroupId: "js-copiers", topics: [{ topic, partitions: [{ partition: 0, offset }] }] });
+  await (await begin(producer, "first")).commit();
+  const aborted = await begin(producer, "aborted");
+  await aborted.sendOffsets(position("7"));
+  await aborted.abort();
+  await (await producer.transaction()).abort(); // nothing is open
+  const second = await begin(producer, "second");
+  await second.sendOffsets(position("2"));
+  await second.commit();
+  const zombie = await begin(producer, "zombie");
+  const successor = kafka.producer({ transactionalId: "js-1", maxInFlightRequests: 1, idempotent: true });
+  await successor.connect();
+  const third = await begin(successor, "third");
+  await assert.rejects(zombie.commit(), { type: /PRODUCER_FENCED|INVALID_PRODUCER_EPOCH/ });
+  await third.commit();
+  await Promise.all([producer.disconnect(), successor.disconnect()]);
+  const seen = await read(topic, "g-transactions", 3);
+  assert.deepEqual(seen.map((m) => m.value.toString()), ["first", "second", "third"]);
+  const [{ partitions }] = await admin.fetchOffsets({ groupId: "js-copiers", topics: [topic] });
+  assert.equal(partitions[0].offset, "2");
+}
+
 async function before() {
   for (const [name, compression] of Object.entries(CompressionTypes)) {
     await check(`produce and consume ${name}`, async () => {
@@ -143,6 +175,7 @@ async function before() {
     const [sent] = await send("js-once", [{ value: "1" }, { value: "2" }], {}, { idempotent: true, maxInFlightRequests: 1 });
     assert.equal(sent.baseOffset, "0");
   });
+  await check("transactions: commit, abort, offsets, fencing", committedAbortedAndFenced);
   await check("group with a rebalance", twoMembersShareFourPartitions);
   await check("admin", async () => {
     await makeTopic("js-admin", 2);

@@ -1,4 +1,4 @@
-"""Brokers of klamm and of Apache Kafka in one cluster, on klamm's embedded ZooKeeper.
+"""Brokers of klamm and of Apache Kafka in one cluster, on klamm's embedded ZooKeeper or on a real one.
 
 A broker keeps its id, its port and its log directory, whichever program runs it: `start(2, "kafka")` starts Apache
 Kafka on what klamm has left there.
@@ -10,12 +10,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
-from kazoo.client import KazooClient
+from compat.mixed_cluster.zookeepers import EmbeddedZooKeeper, ZooKeeper
 
 from bench.clusters import JVM_OPTIONS, LOG4J
 from bench.kafka_distribution import libraries
@@ -23,7 +24,7 @@ from klamm.errors import KlammError
 from klamm.local.admin import ClusterAdmin
 from klamm.local.broker_settings import property_text
 from klamm.local.cluster_security import ClusterSecurity
-from klamm.local.launch import broker_process, zookeeper_process
+from klamm.local.launch import broker_process
 from klamm.local.ports import LOOPBACK, ReservedPort
 from klamm.local.processes import ChildProcess
 from klamm.local.security_choice import ADMIN, UNSECURED, SecurityChoice
@@ -32,6 +33,7 @@ from klamm.security.client_security import ClientSecurity
 from klamm.security.sasl.new_credential import scram_text
 from klamm.zk.client.blocking import BlockingSession
 from klamm.zk.client.user_config import alter_user_settings
+from klamm.zk.model.ops import Delete, MultiFailed, NoNode
 
 T = TypeVar("T")
 Kind = Literal["klamm", "kafka"]
@@ -62,6 +64,7 @@ class MixedCluster:
         protocol: str = "3.9",
         configs: Mapping[str, object] | None = None,
         security: SecurityChoice = UNSECURED,
+        zookeeper: Callable[[Path], ZooKeeper] = EmbeddedZooKeeper,
     ) -> None:
         self.kinds: dict[int, Kind] = dict(kinds)
         self.folder = Path(tempfile.mkdtemp(prefix="klamm-mixed-"))
@@ -73,10 +76,8 @@ class MixedCluster:
             **(configs or {}),
         }
         self._ports = {broker_id: ReservedPort() for broker_id in self.kinds}
-        self._zookeeper_port = ReservedPort()
-        self._zookeeper = zookeeper_process(self.folder, self._zookeeper_port.number, is_temporary=True)
+        self.zookeeper = zookeeper(self.folder)
         self._brokers: dict[int, ChildProcess] = {}
-        self.zk = KazooClient(self.zookeeper_connect)
         self.admin = ClusterAdmin(self, timeout_s=TIMEOUT_S)
 
     @property
@@ -90,9 +91,7 @@ class MixedCluster:
     def __enter__(self) -> Self:
         try:
             (self.folder / "log4j.properties").write_text(LOG4J)
-            self._zookeeper.spawn()
-            self._zookeeper.wait_ready(time.monotonic() + TIMEOUT_S)
-            self.zk.start(timeout=TIMEOUT_S)
+            self.zookeeper.start()
             self.security.prepare()
             self._write_users()
         except BaseException:
@@ -107,11 +106,10 @@ class MixedCluster:
 
     def close(self) -> None:
         """The data goes with the cluster, so that no controlled shutdown is needed."""
-        self.zk.stop()
-        self.zk.close()
-        for process in [*self._brokers.values(), self._zookeeper]:
+        for process in self._brokers.values():
             process.discard()
-        for port in [*self._ports.values(), self._zookeeper_port]:
+        self.zookeeper.close()
+        for port in self._ports.values():
             port.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -120,13 +118,12 @@ class MixedCluster:
         choice = self.security.choice
         if choice.sasl is None or not choice.has_scram:
             return
-        with BlockingSession(self.zookeeper_connect, TIMEOUT_S) as session:
+        with self.zk_session() as session:
             for name, password in self.security.users.items():
                 alter_user_settings(session, name, {choice.sasl: scram_text(choice.sasl, password)})
 
-    @property
-    def zookeeper_connect(self) -> str:
-        return f"{LOOPBACK}:{self._zookeeper_port.number}"
+    def zk_session(self) -> BlockingSession:
+        return BlockingSession(self.zookeeper.connect, TIMEOUT_S, security=self.zookeeper.security)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -186,7 +183,11 @@ class MixedCluster:
         def elected() -> int | None:
             if self.kinds[broker_id := self.controller()] == kind:
                 return broker_id
-            self.zk.delete("/controller")
+            with suppress(NoNode), self.zk_session() as session:
+                try:
+                    session.write([Delete("/controller")])
+                except MultiFailed as failed:
+                    raise failed.error from None
             time.sleep(0.5)
             return None
 
@@ -196,7 +197,8 @@ class MixedCluster:
         return self.admin.wait(condition, problem)
 
     def _is_gone(self, path: str) -> bool:
-        return self.zk.exists(path) is None
+        with self.zk_session() as session:
+            return not session.exists(path)
 
     def _spawn(self, broker_id: int) -> None:
         kind = self.kinds[broker_id]
@@ -208,6 +210,7 @@ class MixedCluster:
             process = broker_process(broker_id, properties, self.folder / f"broker-{broker_id}.ready", log_file)
         else:
             java = ["java", *JVM_OPTIONS, f"-Dlog4j.configuration=file:{self.folder}/log4j.properties"]
+            java += self.zookeeper.jvm_options
             arguments = [*java, "-cp", f"{libraries()}/*", "kafka.Kafka", str(properties)]
             process = ChildProcess(f"Kafka broker {broker_id}", "bench.run_program", arguments, log_file, lambda: True)
         self._brokers[broker_id] = process
@@ -219,10 +222,11 @@ class MixedCluster:
             "broker.id": broker_id,
             "listeners": f"{self.security.choice.listener}://{LOOPBACK}:{self._ports[broker_id].number}",
             "log.dirs": self.log_dir(broker_id),
-            "zookeeper.connect": self.zookeeper_connect,
+            "zookeeper.connect": self.zookeeper.connect,
             "zookeeper.connection.timeout.ms": int(TIMEOUT_S * 1000),
             **self._configs,
             **self.security.broker_properties(),
+            **self.zookeeper.keys(self.kinds[broker_id]),
             **own,
         }
 
@@ -233,7 +237,9 @@ class MixedCluster:
         return None
 
     def check(self, problem: str, *, is_late: bool) -> None:
-        for process in [*self._brokers.values(), self._zookeeper]:
+        if (reason := self.zookeeper.problem()) is not None:
+            raise KlammError(f"{problem}: {reason}")
+        for process in self._brokers.values():
             if process.has_crashed:
                 raise KlammError(f"{problem}: {process.name} has ended by itself.\n{process.log_tail()}")
         if is_late:

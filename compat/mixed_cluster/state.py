@@ -1,4 +1,4 @@
-"""The invariants of a mixed cluster at rest: one metadata, whole ISRs, equal logs."""
+"""The state of a mixed cluster: transactions, and the invariants at rest: one metadata, whole ISRs, equal logs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Final
 from compat.mixed_cluster.cluster import MixedCluster
 
 from klamm.client.blocking_connection import ask_once
+from klamm.errors import KlammError
+from klamm.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 _VERSION: Final = 12
+_ANSWER_S: Final = 90.0
 Partition = tuple[str, int]
 
 
@@ -76,3 +79,23 @@ def unequal_logs(cluster: MixedCluster) -> list[str]:
         if len(set(sizes.values())) > 1:
             found.append(f"{partition}: " + ", ".join(f"{it} has {len(data)} bytes" for it, data in sizes.items()))
     return found
+
+
+def await_transaction(cluster: MixedCluster, broker_id: int, transactional_id: str, state: str) -> None:
+    """Wait until this broker coordinates the transaction and reports this state."""
+    found: list[str] = []
+
+    def is_reached() -> bool:
+        request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+        address = cluster.answering()[broker_id]
+        try:
+            [answer] = ask_once(address, request, 0, DescribeTransactionsResponse, _ANSWER_S).transaction_states
+        except OSError:
+            return False
+        found[:] = [answer.transaction_state or f"error {answer.error_code}"]
+        return found == [state]
+
+    try:
+        cluster.wait(is_reached, "")
+    except KlammError:
+        raise KlammError(f"{transactional_id} is {found} on broker {broker_id}, not {state}") from None

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from compat.mixed_cluster import repaired_protocol
 from compat.mixed_cluster.cluster import Kind, MixedCluster
 from compat.mixed_cluster.load import CLIENT
-from compat.mixed_cluster.state import differences, partitions_of, unequal_logs
+from compat.mixed_cluster.state import await_transaction, differences, partitions_of, unequal_logs
 from confluent_kafka import (
     Consumer,
     ElectionType,
@@ -28,7 +28,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.client.blocking_connection import ask_once
 from klamm.coordinator.partitioning import partition_for
 from klamm.errors import ErrorCode, KlammError
-from klamm.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from klamm.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 
 STATE_TOPIC: Final = "__transaction_state"
@@ -113,7 +112,7 @@ class TransactionChecks:
         left = {it: self._open(it, topic) for it in ids[1:3]}
         self._open(ids[3], topic, **{"transaction.timeout.ms": TIMEOUT_MS, "message.timeout.ms": TIMEOUT_MS})
         decided.commit_transaction(WAIT_S)
-        self._expect(roles.first, ids[0], "PrepareCommit")
+        await_transaction(self._cluster, roles.first, ids[0], "PrepareCommit")
 
         self._cluster.kill(roles.first)
         self._cluster.start(roles.third)
@@ -121,7 +120,7 @@ class TransactionChecks:
         left[ids[1]].commit_transaction(WAIT_S)
         self._fence(ids[2], left[ids[2]], topic)
         for it, state in zip(ids, ("CompleteCommit", "CompleteCommit", "CompleteCommit", "CompleteAbort"), strict=True):
-            self._expect(roles.second, it, state)
+            await_transaction(self._cluster, roles.second, it, state)
         self._cluster.start(roles.first)
         self._settle()
         expected = {stem: PARTITIONS for stem in ("decided", f"open {ids[1]}", "more", "fresh")}
@@ -199,25 +198,6 @@ class TransactionChecks:
         fresh.commit_transaction(WAIT_S)
 
     # --- expectations --------------------------------------------------------------------------------------------
-
-    def _expect(self, broker_id: int, transactional_id: str, state: str) -> None:
-        """Wait until the coordinator reports this state."""
-        found: list[str] = []
-
-        def is_reached() -> bool:
-            request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-            address = self._cluster.answering()[broker_id]
-            try:
-                [answer] = ask_once(address, request, 0, DescribeTransactionsResponse, WAIT_S).transaction_states
-            except OSError:
-                return False
-            found[:] = [answer.transaction_state or f"error {answer.error_code}"]
-            return found == [state]
-
-        try:
-            self._cluster.wait(is_reached, "")
-        except KlammError:
-            raise KlammError(f"{transactional_id} is {found} on broker {broker_id}, not {state}") from None
 
     def _expect_records(self, topic: str, expected: Mapping[str, int]) -> None:
         """Read all committed records of the topic, to the end of each partition."""

@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,21 +23,51 @@ TOPIC: Final = "spark-compat"
 SINKS: Final = ("spark-compat-from-kafka", "spark-compat-from-klamm")
 
 
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How to connect: the settings of librdkafka, and those of Java, which both formats take with a prefix."""
+
+    librdkafka: Mapping[str, str]
+    java: Mapping[str, str]
+
+    @classmethod
+    def of(cls, servers: str) -> Client:
+        """A cluster without security."""
+        return cls({"bootstrap.servers": servers}, {"bootstrap.servers": servers})
+
+    @classmethod
+    def of_environment(cls) -> Client:
+        """The cluster that compat/run.py has started. In the secured form, files have the other settings."""
+        servers = {"bootstrap.servers": os.environ["KLAMM_BOOTSTRAP_SERVERS"]}
+        found = (_properties(os.environ.get(f"KLAMM_{kind}_PROPERTIES")) for kind in ("CLIENT", "JAVA"))
+        librdkafka, java = ({**properties, **servers} for properties in found)
+        return cls(librdkafka, java)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {f"kafka.{key}": value for key, value in self.java.items()}
+
+
+def _properties(path: str | None) -> dict[str, str]:
+    lines = Path(path).read_text().splitlines() if path else []
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
 class Comparison:
     """Prints a line a check; `label` tells the cluster."""
 
-    def __init__(self, spark: SparkSession, servers: str, label: str) -> None:
+    def __init__(self, spark: SparkSession, client: Client, label: str) -> None:
         self._spark = spark
-        self._servers = servers
+        self._client = client
         self._label = label
 
     def fill(self, count: int) -> None:
         """Records of every codec, with and without keys, headers and values."""
-        admin = AdminClient({"bootstrap.servers": self._servers})
+        admin = AdminClient(dict(self._client.librdkafka))
         for future in admin.create_topics([NewTopic(name, 3, 1) for name in (TOPIC, *SINKS)]).values():
             future.result()
         for codec in CODECS:
-            producer = Producer({"bootstrap.servers": self._servers, "compression.type": codec, "linger.ms": 20})
+            producer = Producer({**self._client.librdkafka, "compression.type": codec, "linger.ms": 20})
             for number in range(count // len(CODECS)):
                 key = None if number % 5 == 0 else f"{codec}-{number % 17}".encode()
                 value = None if number % 11 == 0 else os.urandom(number % 200)
@@ -45,7 +76,7 @@ class Comparison:
             assert producer.flush(120) == 0
 
     def frame(self, format_: str, topic: str, **options: str) -> DataFrame:
-        reader = self._spark.read.format(format_).option("kafka.bootstrap.servers", self._servers)
+        reader = self._spark.read.format(format_).options(**self._client.options)
         return reader.options(subscribe=topic, includeHeaders="true", **options).load()
 
     def rows(self, format_: str, topic: str = TOPIC, **options: str) -> list[Any]:
@@ -94,7 +125,7 @@ class Comparison:
         def collect(batch: DataFrame, batch_id: int) -> None:
             found.extend(tuple(row) for row in batch.select("partition", "offset", "key", "value").collect())
 
-        reader = self._spark.readStream.format(format_).option("kafka.bootstrap.servers", self._servers)
+        reader = self._spark.readStream.format(format_).options(**self._client.options)
         options = {"subscribe": TOPIC, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100"}
         with tempfile.TemporaryDirectory() as checkpoint:
             query = (
@@ -113,7 +144,7 @@ class Comparison:
         source = self.frame("klamm", TOPIC).select("key", "value", "headers")
         for format_, topic in zip(("kafka", "klamm"), SINKS, strict=True):
             # Spark refuses its default mode for sources in Python; both take append.
-            writer = source.write.format(format_).mode("append").option("kafka.bootstrap.servers", self._servers)
+            writer = source.write.format(format_).mode("append").options(**self._client.options)
             self.check(f"{format_} sink", partial(_saved, writer.option("topic", topic)), lambda: True)
         self.check("sinks write the same", lambda: self._keyed(SINKS[0]), lambda: self._keyed(SINKS[1]))
 
@@ -136,13 +167,15 @@ def main(phase: str, jars: Path) -> None:
     settings |= {"spark.sql.session.timeZone": "UTC"}
     spark = session("local[2,2]", "klamm compat", settings)
     try:
-        servers = os.environ["KLAMM_BOOTSTRAP_SERVERS"]
-        _compare(Comparison(spark, servers, "klamm"), phase, 500 if quick else 50_000)
-        if not quick and phase == "before":
+        client = Client.of_environment()
+        is_secured = len(client.java) > 1
+        label = "klamm over SASL_SSL" if is_secured else "klamm"
+        _compare(Comparison(spark, client, label), phase, 500 if quick or is_secured else 50_000)
+        if not quick and not is_secured and phase == "before":
             from bench.clusters import KafkaCluster
 
             with KafkaCluster(brokers=1) as kafka:
-                _compare(Comparison(spark, kafka.bootstrap_servers, "Apache Kafka"), phase, 5_000)
+                _compare(Comparison(spark, Client.of(kafka.bootstrap_servers), "Apache Kafka"), phase, 5_000)
     finally:
         spark.stop()
 

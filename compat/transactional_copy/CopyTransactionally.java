@@ -1,3 +1,4 @@
+import java.io.FileInputStream;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.atomic.AtomicLong;
@@ -9,18 +10,21 @@ import org.apache.kafka.common.errors.*;
 import org.apache.kafka.common.serialization.*;
 
 /**
- * Copies a topic in transactions: `java CopyTransactionally SERVERS INPUT OUTPUT NAME THREADS`. Each thread is a member
- * of one group and has the transactional id NAME-number. Every fourth transaction is aborted after its records and
- * positions were sent. It ends when its input does; an error that a program must not survive ends it with code 3.
+ * Copies a topic in transactions: `java CopyTransactionally SERVERS INPUT OUTPUT NAME THREADS [PROPERTIES]`. Each thread
+ * is a member of one group and has the transactional id NAME-number. Every fourth transaction is aborted after its
+ * records and positions were sent. It ends when its input does; an error that a program must not survive ends it with
+ * code 3. PROPERTIES is a file with settings of security.
  */
 public class CopyTransactionally {
     static final Duration POLL = Duration.ofMillis(100);
     static final int RECORDS = 50;
+    static final Properties security = new Properties();
     static volatile boolean stopped;
     static final AtomicLong committed = new AtomicLong();
     static final AtomicLong aborted = new AtomicLong();
 
     public static void main(String[] args) throws Exception {
+        if (args.length > 5) try (var file = new FileInputStream(args[5])) { security.load(file); }
         List<Thread> threads = new ArrayList<>();
         for (int number = 0; number < Integer.parseInt(args[4]); number++) {
             String id = args[3] + "-" + number;
@@ -53,14 +57,22 @@ public class CopyTransactionally {
     }
 
     static KafkaConsumer<byte[], byte[]> consumer(String servers, String input) {
-        return new KafkaConsumer<>(Map.of("bootstrap.servers", servers, "group.id", "copy-" + input, "auto.offset.reset", "earliest",
-                "enable.auto.commit", false, "isolation.level", "read_committed", "session.timeout.ms", 6000,
-                "heartbeat.interval.ms", 1000, "max.poll.records", RECORDS), new ByteArrayDeserializer(), new ByteArrayDeserializer());
+        return new KafkaConsumer<>(secured(Map.of("bootstrap.servers", servers, "group.id", "copy-" + input,
+                "auto.offset.reset", "earliest", "enable.auto.commit", false, "isolation.level", "read_committed",
+                "session.timeout.ms", 6000, "heartbeat.interval.ms", 1000, "max.poll.records", RECORDS)),
+                new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
     static KafkaProducer<byte[], byte[]> producer(String servers, String id) {
-        return new KafkaProducer<>(Map.of("bootstrap.servers", servers, "transactional.id", id, "transaction.timeout.ms", 10000,
-                "linger.ms", 5), new ByteArraySerializer(), new ByteArraySerializer());
+        return new KafkaProducer<>(secured(Map.of("bootstrap.servers", servers, "transactional.id", id,
+                "transaction.timeout.ms", 10000, "linger.ms", 5)), new ByteArraySerializer(), new ByteArraySerializer());
+    }
+
+    static Map<String, Object> secured(Map<String, Object> settings) {
+        Map<String, Object> all = new HashMap<>();
+        security.forEach((key, value) -> all.put((String) key, value));
+        all.putAll(settings);
+        return all;
     }
 
     static void copy(KafkaConsumer<byte[], byte[]> consumer, KafkaProducer<byte[], byte[]> producer, String output, boolean abort) {

@@ -8,7 +8,19 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from compat.java_programs import CACHE, SETTINGS, CommittedReader, Feeder, JavaProgram, compiled, walk
+from compat.java_programs import (
+    CACHE,
+    SETTINGS,
+    CommittedReader,
+    Feeder,
+    JavaProgram,
+    Right,
+    compiled,
+    connect_as,
+    is_secured,
+    walk,
+)
+from confluent_kafka.admin import AclOperation, ResourceType
 
 from bench.clusters import KlammCluster
 from bench.kafka_distribution import jars
@@ -20,6 +32,12 @@ PARTITIONS: Final = 6
 THREADS: Final = 2
 RECORDS: Final = 60_000
 QUICK_RECORDS: Final = 12_000
+RIGHTS: Final = (
+    Right(ResourceType.TOPIC, "input", AclOperation.READ),
+    Right(ResourceType.TOPIC, "output", AclOperation.WRITE),
+    Right(ResourceType.GROUP, "copy-input", AclOperation.READ),
+    Right(ResourceType.TRANSACTIONAL_ID, "copier-*", AclOperation.WRITE),
+)
 
 
 class Copy:
@@ -38,14 +56,15 @@ def run(version: str, quick: bool, folder: Path) -> None:
     records = QUICK_RECORDS if quick else RECORDS
     libraries = jars(CACHE / f"kafka-clients-{version}", f"org.apache.kafka:kafka-clients:{version}", LOGGING)
     class_path = compiled(Path(__file__).parent / "CopyTransactionally.java", libraries, folder)
-    with KlammCluster(3, SETTINGS) as cluster:
+    with KlammCluster(3, SETTINGS, is_secured=is_secured()) as cluster:
         for topic in ("input", "output"):
             cluster.create_topic(topic, PARTITIONS, 3, {"min.insync.replicas": 2})
-        servers = cluster.bootstrap_servers
-        reader = CommittedReader(servers, "output", PARTITIONS, Copy().take)
-        feeder = Feeder(servers, "input", records, PARTITIONS, lambda number: b"%d" % number)
+        servers, admin = cluster.bootstrap_servers, cluster.client_config()
+        last = [str(THREADS), *connect_as(cluster, "copier", RIGHTS)]
+        reader = CommittedReader(admin, "output", PARTITIONS, Copy().take)
+        feeder = Feeder(admin, "input", records, PARTITIONS, lambda number: b"%d" % number)
         arguments = [
-            ["-cp", class_path, "CopyTransactionally", servers, "input", "output", f"copier-{number}", str(THREADS)]
+            ["-cp", class_path, "CopyTransactionally", servers, "input", "output", f"copier-{number}", *last]
             for number in (1, 2)
         ]
         one, two = (JavaProgram(each, folder / f"copier-{number}.log") for number, each in enumerate(arguments))

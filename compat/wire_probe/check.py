@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,10 +48,13 @@ class Peer:
         self.address = (LOOPBACK, int(self._cluster.bootstrap_servers.split(":")[1]))
         self._cluster.admin.create_topic("ta", 2, 1, {})
         self._cluster.admin.create_topic("tc", 1, 1, {"cleanup.policy": "compact"})
+        self._cluster.admin.create_topic("td", 1, 1, {})
         record = {"name": "ta", "partition_data": [{"index": 0, "records": BATCH}]}
-        fields = {"acks": -1, "timeout_ms": 9000, "transactional_id": None, "topic_data": [record]}
-        self._cluster.wait(lambda: self._has_worked("Produce", fields), "the first record was not accepted")
-        self._cluster.wait(lambda: self._has_worked("FindCoordinator", {"key": "g"}, 1), "there is no coordinator")
+        first = {"acks": -1, "timeout_ms": 9000, "transactional_id": None, "topic_data": [record]}
+        self._cluster.wait(lambda: self._has_worked("Produce", first), "the first record was not accepted")
+        for key_type in (0, 1):
+            fields = {"key": "g", "key_type": key_type}
+            self._cluster.wait(partial(self._has_worked, "FindCoordinator", fields, 1), "there is no coordinator")
         partition = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
         commit = {
             "group_id": "g",

@@ -1,14 +1,17 @@
 """The requests of the probe: for every API ordinary ones and odd ones, as values by field name.
 
 A field that a version does not have is left out there; a field that is not named gets the least value of its type.
-Requests are sent in this order, each at every version, to a broker with the topics `ta` (two partitions, one record)
-and `tc` (compacted) and with the group `g`, which has committed offsets for `ta`.
+Requests are sent in this order, each at every version, to a broker with the topics `ta` (two partitions, one record),
+`tc` (compacted) and `td` (for odd batches) and with the group `g`, which has committed offsets for `ta`.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
+
+import crc32c
 
 from klamm.protocol.record_batch import Record, build_batch
 
@@ -17,6 +20,15 @@ ODD_GROUPS: Final = ("", "none")
 BATCH: Final = build_batch([Record(timestamp=1_700_000_000_000, value=b"v")])
 Fields: TypeAlias = dict[str, Any]
 ROW: TypeAlias = tuple[str, str, Fields]
+
+
+def with_attributes(bits: int) -> bytes:
+    """A batch with further attribute bits and the checksum that belongs to them."""
+    batch = bytearray(BATCH)
+    (attributes,) = struct.unpack_from(">H", batch, 21)
+    struct.pack_into(">H", batch, 21, attributes | bits)
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[21:])))
+    return bytes(batch)
 
 
 def rows() -> Iterator[ROW]:
@@ -56,6 +68,12 @@ def _data() -> Iterator[ROW]:
         )
     for what, records in (("empty records", b""), ("garbage", b"x" * 80), ("short", BATCH[:40])):
         fields = {"acks": 1, "transactional_id": None, "topic_data": [_one("ta", records=records)]}
+        yield "Produce", what, fields
+    odd = [(f"attribute bit {bit}", with_attributes(1 << bit)) for bit in (3, *range(5, 16))]
+    for timestamp in (-5, -2, -1, 2**63 - 1):
+        odd.append((f"timestamp {timestamp}", build_batch([Record(timestamp=timestamp, value=b"v")])))
+    for what, records in odd:
+        fields = {"acks": 1, "timeout_ms": 1000, "transactional_id": None, "topic_data": [_one("td", records=records)]}
         yield "Produce", what, fields
     for offset in (-1, -2, 10**6):
         yield "Fetch", f"offset {offset}", _fetch(_one("ta", fetch_offset=offset))

@@ -67,6 +67,7 @@ def main() -> int:
         load = Load(cluster.bootstrap_servers)
         load.send(BEFORE)
         load.flush()
+        cluster.wait_for(lambda: len(cluster.isr(TOPIC, 0)) == 3, what="all replicas in sync")
         victim = cluster.leader(TOPIC, 0)
         load.send(DURING)
         begun = time.monotonic()

@@ -41,9 +41,9 @@ WAITS = """
 
 
 def analyse(spark: SparkSession, servers: str) -> tuple[DataFrame, DataFrame]:
-    """Return the phases of each API, slowest first, and the causes that ended waits."""
+    """Return the phases of each API, slowest first, and the causes that ended waits, of the same requests."""
     requests = ks.topic(spark, TOPIC, bootstrap_servers=servers, format="json", schema=SCHEMA, streaming=False)
-    requests = requests.where("_error IS NULL")
+    requests = requests.where("_error IS NULL").localCheckpoint()  # else each table reads up to an end of its own
     return spark.sql(PHASES, requests=requests), spark.sql(WAITS, requests=requests)
 
 

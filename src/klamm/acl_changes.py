@@ -175,6 +175,11 @@ class AclChangeListener:
         except ZkError as error:
             log.warning("reading access control entries failed: %s; the next session reads all", error)
             self._release(waiting)
+        except Exception:
+            log.exception("applying access control entries failed; the next change reads all")
+            self._must_load = True
+            self._release(waiting + self._waiting)
+            self._waiting = []
 
     async def _catch_up(self) -> None:
         must_load, self._must_load = self._must_load, False

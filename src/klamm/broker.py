@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from klamm.acl_changes import AclChangeListener
 from klamm.clock import Clock
@@ -30,9 +30,10 @@ from klamm.security.outgoing import OutgoingSecurity
 from klamm.zk.client.zk_session import ZkSession
 
 if TYPE_CHECKING:
-    from klamm.controller.events import ControllerEvent, CreatableTopic
+    from klamm.controller.events import CreatableTopic, Event
     from klamm.controller.replies import TopicResults
 
+R = TypeVar("R")
 WARNING_INTERVAL_S: Final = 300.0
 """Clients ask for a coordinator many times a second; the log reports only once in a while why they get none."""
 
@@ -43,7 +44,7 @@ class Controller(Protocol):
     @property
     def is_active(self) -> bool: ...
 
-    def submit(self, event: ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[Any]: ...
+    def submit(self, event: Event[R], timeout_ms: int | None = None) -> asyncio.Future[R]: ...
 
 
 @dataclass(slots=True)

@@ -183,6 +183,8 @@ class ConfigChangeListener:
                 await self._process(await self._changes())
         except ZkError as error:
             log.warning("reading configuration changes failed: %s; the next session reads all", error)
+        except Exception:
+            log.exception("applying configuration changes failed; the next change repeats them")
 
     async def _changes(self) -> list[str]:
         return await notices.watched(self._zk, paths.CONFIG_CHANGES)

@@ -141,13 +141,14 @@ class ErrorCode(IntEnum):
     @classmethod
     def of(cls, value: int) -> ErrorCode:
         """Return the code of a number that a peer sent; a number that Kafka does not define is UNKNOWN_SERVER_ERROR."""
-        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN_SERVER_ERROR
+        return _BY_NUMBER.get(value, cls.UNKNOWN_SERVER_ERROR)
 
     @property
     def is_retriable(self) -> bool:
         return self in _RETRIABLE
 
 
+_BY_NUMBER = {code.value: code for code in ErrorCode}
 _RETRIABLE = frozenset(
     {
         ErrorCode.CORRUPT_MESSAGE,

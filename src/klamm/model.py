@@ -141,10 +141,11 @@ class ReplicaAssignment:
     def reassign_to(self, target: tuple[int, ...]) -> ReplicaAssignment:
         origin = self.origin_replicas
         full = tuple(dict.fromkeys((*target, *origin)))
+        before, after = frozenset(origin), frozenset(target)
         return ReplicaAssignment(
             full,
-            adding_replicas=tuple(r for r in full if r not in origin),
-            removing_replicas=tuple(r for r in full if r not in target),
+            adding_replicas=tuple(r for r in full if r not in before),
+            removing_replicas=tuple(r for r in full if r not in after),
         )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from klamm.request_log.handling import WaitTrace, begin_wait
+from klamm.waiting import PromptFuture
 
 T = TypeVar("T")
 
@@ -22,19 +24,21 @@ class _Operation(Generic[T]):
     `on_key`, if given, is called instead of `try_complete` when one key changed: it checks that key alone.
     """
 
-    __slots__ = ("future", "keys", "on_expire", "on_key", "timer", "try_complete", "wait")
+    __slots__ = ("future", "keys", "on_end", "on_expire", "on_key", "timer", "try_complete", "wait")
 
     def __init__(
         self,
-        future: asyncio.Future[T],
+        future: PromptFuture[T],
         try_complete: Callable[[], T | None],
         on_expire: Callable[[], T],
-        on_key: Callable[[Any], T | None] | None = None,
+        on_key: Callable[[Any], T | None] | None,
+        on_end: Callable[[], None] | None,
     ) -> None:
         self.future = future
         self.try_complete = try_complete
         self.on_expire = on_expire
         self.on_key = on_key
+        self.on_end = on_end
         self.keys: tuple[Hashable, ...] = ()
         self.timer: asyncio.TimerHandle | None = None
         self.wait: WaitTrace | None = None
@@ -70,14 +74,18 @@ class DelayedOperationPurgatory:
         try_complete: Callable[[], T | None],
         on_expire: Callable[[], T],
         on_key: Callable[[Any], T | None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> T | asyncio.Future[T]:
-        """Return the result if the condition already holds or there is no time to wait, else a future of it."""
+        """Return the result if the condition already holds or there is no time to wait, else a future of it.
+
+        `on_end` is called when an operation no longer waits, for whatever reason.
+        """
         if (result := try_complete()) is not None:
             return result
         if timeout_ms <= 0:
             return on_expire()
-        future: asyncio.Future[T] = self._loop.create_future()
-        operation = _Operation(future, try_complete, on_expire, on_key)
+        future: PromptFuture[T] = PromptFuture(self._loop)
+        operation = _Operation(future, try_complete, on_expire, on_key, on_end)
         operation.wait = begin_wait(self.name)
         operation.keys = tuple(dict.fromkeys(keys))
         operation.timer = self._loop.call_later(timeout_ms / 1000, self._expire, operation)
@@ -85,7 +93,7 @@ class DelayedOperationPurgatory:
             self._watchers.setdefault(key, {})[operation] = None
         self._size += 1
         self._watched += len(operation.keys)
-        future.add_done_callback(lambda _: self._forget(operation))
+        future.on_cancel = partial(self._forget, operation)
         return future
 
     def check_and_complete(self, key: Hashable) -> int:
@@ -147,6 +155,7 @@ class DelayedOperationPurgatory:
             return
         operation.timer.cancel()
         operation.timer = None
+        operation.future.on_cancel = None
         self._size -= 1
         self._watched -= len(operation.keys)
         for key in operation.keys:
@@ -155,3 +164,5 @@ class DelayedOperationPurgatory:
                 ops.pop(operation, None)
                 if not ops:
                     del self._watchers[key]
+        if operation.on_end is not None:
+            operation.on_end()

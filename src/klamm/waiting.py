@@ -2,16 +2,85 @@
 
 A function whose result may come later returns the result itself or a future of it (`T | asyncio.Future[T]`). `after` is
 the one way to continue with such a result: at once if it is there, so that the common case costs no turn of the loop.
+`all_results` makes one such result of many. The follower of a `PromptFuture` does not wait for the next turn of the
+loop (`promptly`, `follow`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+class PromptFuture(asyncio.Future[A]):
+    """A future that can have a follower: it runs inside `set_result`, not in a later turn of the loop.
+
+    A follower must not change the state whose change led to the result: it encodes an answer, or the like. All other
+    callbacks, and tasks that await the future, run in a later turn as usual.
+    """
+
+    __slots__ = ("_before", "_follower", "on_cancel")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._follower: Callable[[asyncio.Future[A]], object] | None = None
+        self._before: tuple[PromptFuture[Any], Callable[[asyncio.Future[Any]], None]] | None = None
+        """The future whose result becomes this one's, and the step between them."""
+        self.on_cancel: Callable[[], object] | None = None
+        """Called inside `cancel`. A done callback would cost a turn of the loop for every other end, too."""
+
+    def follow(self, follower: Callable[[asyncio.Future[A]], object]) -> None:
+        """Set the follower; there is one at most. The steps before it are prompt, too."""
+        if self.done():
+            self.add_done_callback(follower)
+            return
+        assert self._follower is None, "a future has one follower"
+        self._follower = follower
+        if self._before is not None:
+            (first, step), self._before = self._before, None
+            if not first.done():
+                first.remove_done_callback(step)
+                first.follow(step)
+
+    def come_after(self, first: PromptFuture[B], step: Callable[[asyncio.Future[B]], None]) -> None:
+        """`step` sets the result of this future from that of `first`: in a later turn, unless this one is followed."""
+        self._before = first, step
+        first.add_done_callback(step)
+
+    def set_result(self, result: A) -> None:
+        super().set_result(result)
+        if self._follower is not None:
+            self._call_follower()
+
+    def set_exception(self, exception: type[BaseException] | BaseException) -> None:
+        super().set_exception(exception)
+        if self._follower is not None:
+            self._call_follower()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        if is_cancelled and self.on_cancel is not None:
+            self.on_cancel()
+        if is_cancelled and self._follower is not None:
+            self._call_follower()
+        return is_cancelled
+
+    def _call_follower(self) -> None:
+        follower, self._follower = self._follower, None
+        assert follower is not None
+        follower(self)
+
+
+def follow(first: asyncio.Future[A], follower: Callable[[asyncio.Future[A]], object]) -> None:
+    """Call `follower` with the future when it is done: at once if it is prompt."""
+    if isinstance(first, PromptFuture):
+        first.follow(follower)
+    else:
+        first.add_done_callback(follower)
 
 
 @overload
@@ -50,7 +119,7 @@ def after(
     result if there is none after `timeout_ms`; `first` is not cancelled then, so the request may still take effect.
     """
     if isinstance(first, asyncio.Future):
-        following = _Continuation(first.get_loop(), step, on_failure)
+        following = _Continuation(first.get_loop().create_future(), step, on_failure)
         if timeout_ms is not None and on_timeout is not None:
             following.expire_after(timeout_ms, on_timeout)
         first.add_done_callback(following.on_first)
@@ -66,6 +135,54 @@ def after(
     return result
 
 
+@overload
+def promptly(first: asyncio.Future[A], step: Callable[[A], B]) -> asyncio.Future[B]: ...
+
+
+@overload
+def promptly(first: A | asyncio.Future[A], step: Callable[[A], B]) -> B | asyncio.Future[B]: ...
+
+
+def promptly(first: A | asyncio.Future[A], step: Callable[[A], B]) -> B | asyncio.Future[B]:
+    """Return `step(result)` or a future of it, like `after`.
+
+    If `first` is prompt and the future is followed, `step` runs inside the `set_result` of `first`. So an answer is
+    encoded in the turn of the change that it waited for, before other work that the change causes. `step` must not
+    change the state whose change led to the result.
+    """
+    if not isinstance(first, PromptFuture):
+        return after(first, step)
+    future: PromptFuture[B] = PromptFuture(first.get_loop())
+    future.come_after(first, _Continuation(future, step, None).on_first)
+    return future
+
+
+def all_results(parts: Sequence[A | asyncio.Future[A]]) -> list[A] | asyncio.Future[list[A]]:
+    """Return the results in the order of `parts`, or a future of them, which fails with the first part that fails."""
+    waiting = [part for part in parts if isinstance(part, asyncio.Future)]
+    if not waiting:
+        return [part for part in parts if not isinstance(part, asyncio.Future)]
+    whole: asyncio.Future[list[A]] = waiting[0].get_loop().create_future()
+    missing = len(waiting)
+
+    def on_part(done: asyncio.Future[A]) -> None:
+        nonlocal missing
+        missing -= 1
+        failure = None if done.cancelled() else done.exception()
+        if whole.done():
+            return
+        if done.cancelled():
+            whole.cancel()
+        elif failure is not None:
+            whole.set_exception(failure)
+        elif not missing:
+            whole.set_result([part.result() if isinstance(part, asyncio.Future) else part for part in parts])
+
+    for part in waiting:
+        part.add_done_callback(on_part)
+    return whole
+
+
 def _same(result: A) -> A:
     return result
 
@@ -77,11 +194,11 @@ class _Continuation(Generic[A, B]):
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[B],
         step: Callable[[A], B | asyncio.Future[B]],
         on_failure: Callable[[BaseException], B] | None,
     ) -> None:
-        self.future: asyncio.Future[B] = loop.create_future()
+        self.future = future
         self._step = step
         self._on_failure = on_failure
         self._timer: asyncio.TimerHandle | None = None

@@ -155,7 +155,7 @@ def test_timestamps_of_both_kinds_and_lookup_by_time(servers: str, name: Name) -
     reader.close()
 
 
-@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("strategy", [pytest.param("range", marks=pytest.mark.long), "cooperative-sticky"])
 def test_a_group_rebalances_and_every_message_is_read_once(servers: str, name: Name, strategy: str) -> None:
     topic, group = name("work"), name("workers")
     make_topic(servers, topic, partitions=4)

@@ -30,6 +30,7 @@ def test_a_python_client(program: str, servers: str) -> None:
     assert run(sys.executable, EXAMPLES / "clients" / program, servers) == GREETINGS
 
 
+@pytest.mark.long
 def test_the_java_client(servers: str) -> None:
     path = ":".join(jars())
     options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -70,11 +71,13 @@ def test_the_program_of_the_page_about_transactions(cluster: LocalCluster) -> No
     assert sorted(found) == [f"invoice for order {number}".encode() for number in range(10)]
 
 
+@pytest.mark.long
 def test_the_pytest_suite() -> None:
     suite = EXAMPLES / "testing"
     assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", suite, suite)
 
 
+@pytest.mark.long
 def test_the_fault_drill() -> None:
     assert "acknowledged 1500, found 1500, lost 0, duplicates 0" in run(
         sys.executable, EXAMPLES / "drills" / "kill_the_leader.py"

@@ -9,6 +9,7 @@ import pytest
 
 from klamm.testing import LocalCluster
 from tests.support.java_clients import JVM, compiled, jars
+from tests.support.long_form import short_for
 
 Name = Callable[[str], str]
 
@@ -27,7 +28,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize("scenario", ["codecs", "shapes", "times", "rebalance", "admin", "config", "groups", "quotas"])
+SCENARIOS = ["codecs", "shapes", "times", "rebalance", "admin", "config", "groups", "quotas"]
+
+
+@pytest.mark.parametrize("scenario", short_for(["codecs", "admin", "groups"], SCENARIOS))
 def test_scenario(client: Callable[..., str], servers: str, name: Name, scenario: str) -> None:
     assert client(servers, scenario, name(scenario)) == "ok"
 

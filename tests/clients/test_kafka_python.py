@@ -47,6 +47,8 @@ def produce_all(servers: str, topic: str, values: list[bytes | None], **extra: A
 
 def reader(servers: str, *topics: str, **extra: Any) -> Any:
     settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **extra}
+    if "group_id" in extra:  # no member is put out of its group because the machine let it wait
+        settings["session_timeout_ms"] = 60_000
     return KafkaConsumer(*topics, bootstrap_servers=servers, **settings)
 
 

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import InvalidTransactionTimeout as AiokafkaTimeoutError
 from aiokafka.errors import KafkaError as AiokafkaError
 from aiokafka.structs import TopicPartition as AiokafkaPartition
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
+from kafka import TopicPartition as KafkaPythonPartition
+from kafka.errors import KafkaError as KafkaPythonError
+from kafka.structs import OffsetAndMetadata
 
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM
 from tests.support.raw_client import eventually
 
 Name = Callable[[str], str]
@@ -23,7 +28,8 @@ WAIT_S = 120
 
 @pytest.fixture(scope="module")
 def servers() -> Any:
-    with LocalCluster(brokers=3) as running:
+    configs = {**CALM, "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+    with LocalCluster(brokers=3, broker_configs=configs) as running:
         yield running.bootstrap_servers
 
 
@@ -129,6 +135,26 @@ def test_a_timeout_above_the_limit_is_refused(servers: str, name: Name) -> None:
     assert refused.value.args[0].code() == KafkaError.INVALID_TRANSACTION_TIMEOUT
 
 
+def test_a_transaction_that_times_out_is_aborted(servers: str, name: Name) -> None:
+    topic = make_topic(servers, name("t"), partitions=1)
+    settings = {"transaction.timeout.ms": 1_500, "message.timeout.ms": 1_400}
+    client = transactional(servers, name("txn"), **settings)
+    client.begin_transaction()
+    client.produce(topic, b"forgotten", partition=0)
+    client.flush(WAIT_S)
+    other = Producer({"bootstrap.servers": servers, "log_level": 0})
+    other.produce(topic, b"behind it", partition=0)
+    other.flush(WAIT_S)
+    assert read(servers, topic, 1, name("g")) == ["behind it"], "the reader waits for the abort"
+    with pytest.raises(KafkaException):
+        client.commit_transaction(WAIT_S)
+    successor = transactional(servers, name("txn"))
+    successor.begin_transaction()
+    successor.produce(topic, b"later", partition=0)
+    successor.commit_transaction(WAIT_S)
+    assert read(servers, topic, 2, name("h")) == ["behind it", "later"]
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_offsets_are_committed_with_the_transaction(servers: str, name: Name, commit: bool) -> None:
     source, target, group = make_topic(servers, name("in")), make_topic(servers, name("out")), name("g")
@@ -172,6 +198,8 @@ def test_aiokafka(servers: str, name: Name) -> None:
                 offsets = {AiokafkaPartition(source, 0): number}
                 await client.send_offsets_to_transaction(offsets, group)
                 await client.commit_transaction()
+        await client.begin_transaction()
+        await client.abort_transaction()
         zombie = client
         client = AIOKafkaProducer(bootstrap_servers=servers, transactional_id=transactional_id)
         await client.start()
@@ -191,15 +219,51 @@ def test_aiokafka(servers: str, name: Name) -> None:
 
 
 def test_kafka_python(servers: str, name: Name) -> None:
-    topic = make_topic(servers, name("t"))
-    client = KafkaProducer(bootstrap_servers=servers, transactional_id=name("txn"))
+    source, topic = make_topic(servers, name("in")), make_topic(servers, name("t"))
+    transactional_id, group = name("txn"), name("g")
+    client = KafkaProducer(bootstrap_servers=servers, transactional_id=transactional_id)
     client.init_transactions()
     for number in range(4):
         client.begin_transaction()
         client.send(topic, f"{number}".encode(), partition=number % 3).get(WAIT_S)
+        offsets = {KafkaPythonPartition(source, 0): OffsetAndMetadata(number, "", -1)}
+        client.send_offsets_to_transaction(offsets, group)
         if number % 2:
             client.abort_transaction()
         else:
             client.commit_transaction()
+    client.begin_transaction()
+    client.abort_transaction()
+    zombie = client
+    client = KafkaProducer(bootstrap_servers=servers, transactional_id=transactional_id)
+    client.init_transactions()
+    zombie.begin_transaction()
+    with pytest.raises(KafkaPythonError):
+        zombie.send(topic, b"zombie", partition=0).get(WAIT_S)
+    zombie.close(WAIT_S)
+    client.begin_transaction()
+    client.send(topic, b"alive", partition=0)
+    client.commit_transaction()
     client.close(WAIT_S)
-    assert read(servers, topic, 2, name("g")) == ["0", "2"]
+    assert read(servers, topic, 3, name("h")) == ["0", "2", "alive"]
+    settings = {"bootstrap.servers": servers, "group.id": group, "log_level": 0}
+    [stored] = Consumer(settings).committed([TopicPartition(source, 0)], WAIT_S)
+    assert stored.offset == 2
+
+
+def test_other_clients_report_a_timeout_above_the_limit(servers: str, name: Name) -> None:
+    settings = {"bootstrap_servers": servers, "transaction_timeout_ms": 900_001}
+
+    async def start() -> None:
+        client = AIOKafkaProducer(transactional_id=name("txn"), **settings)
+        try:
+            await client.start()
+        finally:
+            await client.stop()
+
+    with pytest.raises(AiokafkaTimeoutError):
+        asyncio.run(start())
+    client = KafkaProducer(transactional_id=name("txn"), **settings)
+    with pytest.raises(KafkaPythonError, match="InvalidTransactionTimeout"):
+        client.init_transactions()
+    client.close(WAIT_S)

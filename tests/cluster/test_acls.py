@@ -52,6 +52,15 @@ def listed(cluster: LocalCluster, broker_id: int, *arguments: str) -> list[dict[
     return found
 
 
+def until_all_list(cluster: LocalCluster, count: int, *arguments: str) -> None:
+    """Wait until every broker knows so many entries: one of them answers a change, and the others learn of it later."""
+    cluster.wait_for(
+        lambda: all(len(listed(cluster, b, *arguments)) == count for b in cluster.broker_ids),
+        WAIT_S,
+        what=f"{count} entries of {arguments}",
+    )
+
+
 def test_entries_are_added_listed_and_removed(cluster: LocalCluster) -> None:
     output = acl(cluster, "add", "--topic", "orders", "--allow-principal", "User:alice", "--operation", "Read")
     assert "Added 1 entries." in output
@@ -75,15 +84,18 @@ def test_entries_are_added_listed_and_removed(cluster: LocalCluster) -> None:
 
 def test_all_entries_of_a_resource_go_only_after_a_question(cluster: LocalCluster) -> None:
     acl(cluster, "add", "--group", "g", "--allow-principal", "User:alice", "--deny-principal", "User:bob")
+    until_all_list(cluster, 2, "--group", "g")
     acl(cluster, "remove", "--group", "g", text="n\n", code=1)
     assert len(listed(cluster, 1, "--group", "g")) == 2
     acl(cluster, "remove", "--group", "g", text="y\n")
-    assert listed(cluster, 1, "--group", "g") == []
+    until_all_list(cluster, 0, "--group", "g")
 
 
 def test_roles_of_producers_and_consumers(cluster: LocalCluster) -> None:
     acl(cluster, "add", "--producer", "--topic", "role", "--allow-principal", "User:p")
     acl(cluster, "add", "--consumer", "--topic", "role", "--group", "role", "--allow-principal", "User:c")
+    until_all_list(cluster, 5, "--topic", "role")
+    until_all_list(cluster, 1, "--group", "role")
     found = {(e["principal"], e["resourceType"], e["operation"]) for e in listed(cluster, 1, "--topic", "role")}
     assert found == {
         ("User:p", "Topic", "Write"),
@@ -185,6 +197,7 @@ def test_clients_are_refused_what_they_may_not_do(cluster: LocalCluster) -> None
 
 def test_entries_survive_a_restart_and_denials_are_logged(cluster: LocalCluster) -> None:
     acl(cluster, "add", "--topic", "kept", "--allow-principal", "User:alice")
+    until_all_list(cluster, 1, "--topic", "kept")
     cluster.stop(2)
     cluster.start(2)
     assert listed(cluster, 2, "--topic", "kept")

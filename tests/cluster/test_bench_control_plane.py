@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.clusters import KlammCluster
 from bench.control_plane import core, failover, one_change, peer, stopped_broker
 from bench.control_plane.__main__ import PARTS, text
@@ -9,6 +11,7 @@ from bench.report import Row
 from klamm.zk.model import ops, paths
 
 
+@pytest.mark.long
 def test_the_rows_that_kafka_gives_as_well() -> None:
     with KlammCluster(3, peer.CONFIGS) as cluster:
         assert peer.propagation_ms(cluster, 2).p99 > 0
@@ -16,13 +19,14 @@ def test_the_rows_that_kafka_gives_as_well() -> None:
         assert [row.value > 0 for row in rows] == [True] * 4, rows
 
 
+@pytest.mark.long
 def test_failover_with_brokers_that_only_answer() -> None:
     found = failover.measure(60)
     assert 0 <= found.elected_s <= found.sent_s and found.event_s > 0
     assert found.p99_ms > 0 and found.rss_mb > 0 and found.zookeeper_rss_mb > 0
 
 
-def test_the_core_alone_elects_and_tells_everybody_once() -> None:
+def test_the_core_alone_elects_and_notifies_every_broker_once() -> None:
     tree = core.cluster(60)
     tree.multi(1, [ops.Delete(paths.broker_path(3))], 0)
     driver = core.CoreDriver(tree)

@@ -93,7 +93,7 @@ def test_a_topics_creation_from_the_request_to_every_brokers_metadata(
             and {r["broker_id"] for r in applied} == BROKERS
         )
 
-    rows = reader.until(is_complete, "the creation is told")
+    rows = reader.until(is_complete, "the creation is recorded")
     (queued,) = of_kind(rows, "event_queued", event="CreateTopics", topics=[topic])
     controller, number = queued["broker_id"], queued["number"]
     assert queued["cause"] == "request" and controller in BROKERS
@@ -111,7 +111,7 @@ def test_a_topics_creation_from_the_request_to_every_brokers_metadata(
         assert {(r["event"], r["event_number"], r["state_name"]) for r in created} == {
             ("CreateTopics", number, "TopicChange")
         }, kind
-    roles = reader.until(lambda rows: len(of_kind(rows, "role_changed", topic=topic)) >= 9, "the roles are told")
+    roles = reader.until(lambda rows: len(of_kind(rows, "role_changed", topic=topic)) >= 9, "the roles are recorded")
     assert len(of_kind(roles, "role_changed", topic=topic, role="leader")) == 3
     sent = about(of_kind(roles, "request_sent", api="LeaderAndIsr"), topic)
     assert {(r["target"], r["correlation_id"]) for r in sent} == {
@@ -141,7 +141,7 @@ def test_a_leaders_death_and_how_long_the_news_took(cluster: LocalCluster, reade
         applied = about(of_kind(rows, "metadata_applied"), topic, elected(rows)[0]["leader_epoch"])
         return {r["broker_id"] for r in applied} >= alive
 
-    rows = reader.until(is_complete, "the election is told")
+    rows = reader.until(is_complete, "the election is recorded")
     (election,) = elected(rows)
     assert election["broker_id"] == controller and election["event"] == "BrokerChange"
     assert election["leader"] in alive and set(election["isr"]) == alive and not election["unclean"]
@@ -151,17 +151,17 @@ def test_a_leaders_death_and_how_long_the_news_took(cluster: LocalCluster, reade
     for broker in alive:
         applied = of_kind(rows, "metadata_applied", broker_id=broker)
         counts = [r["update_count"] for r in sorted(applied, key=lambda r: int(r["sequence"]))]
-        assert counts == list(range(1, len(counts) + 1)), "every update of every broker is told, in order"
-        told = about(applied, topic, election["leader_epoch"])[0]
-        assert told["controller_epoch"] == election["controller_epoch"]
-        key = {"controller_epoch": told["controller_epoch"], "correlation_id": told["correlation_id"]}
+        assert counts == list(range(1, len(counts) + 1)), "every update of every broker is recorded, in order"
+        reported = about(applied, topic, election["leader_epoch"])[0]
+        assert reported["controller_epoch"] == election["controller_epoch"]
+        key = {"controller_epoch": reported["controller_epoch"], "correlation_id": reported["correlation_id"]}
         sent = of_kind(rows, "request_sent", target=broker, **key)
         assert [election["number"] in r["event_numbers"] for r in sent] == [True], "request and effect join on a key"
-        assert 0 <= told["at_ms"] - election["at_ms"] < WAIT_S * 1000
+        assert 0 <= reported["at_ms"] - election["at_ms"] < WAIT_S * 1000
     cluster.start(victim)
 
 
-def test_the_log_tells_of_itself_once_a_change(cluster: LocalCluster, reader: ControlLogReader) -> None:
+def test_the_log_records_itself_once_per_change(cluster: LocalCluster, reader: ControlLogReader) -> None:
     marker = cluster.unique_topic_name("marker")
     cluster.create_topic(marker)
     rows = reader.until(

@@ -11,9 +11,10 @@ from functools import partial
 
 from klamm.cli.up import CONTROL_PLANE
 from klamm.local.ports import LOOPBACK
-from klamm.protocol.frames import RequestHeader, encode_request_frame
+from klamm.protocol.frames import RequestHeader
 from klamm.protocol.messages.metadata import MetadataRequest
 from klamm.testing import LocalCluster
+from tests.support.frames import encode_request_frame
 from tests.support.raw_client import eventually
 
 QUEUED = 8

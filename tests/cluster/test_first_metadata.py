@@ -16,7 +16,7 @@ from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.blocking_connection import BlockingConnection
 from klamm.errors import ErrorCode
 from klamm.local.ports import LOOPBACK, ReservedPort
-from klamm.protocol.frames import RequestHeader, decode_response_header, encode_request_frame
+from klamm.protocol.frames import RequestHeader, decode_response_header
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.protocol.messages.update_metadata import (
     UpdateMetadataBroker,
@@ -33,6 +33,7 @@ from klamm.zk.model import paths
 from klamm.zk.model.znodes import encode_controller, encode_controller_epoch
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.broker_process import BrokerProcess, write_properties
+from tests.support.frames import encode_request_frame
 from tests.support.raw_client import TIMEOUT_S, eventually
 
 ANOTHER = 99
@@ -111,8 +112,8 @@ def test_clients_wait_for_the_first_update(zookeeper: KazooClient, tmp_path: Pat
             for _ in range(3):
                 refused = controller.ask(update(port, broker_epoch=0), UpdateMetadataResponse, VERSION)
                 assert refused.error_code == ErrorCode.STALE_BROKER_EPOCH
-            told = controller.ask(update(port, broker_epoch), UpdateMetadataResponse, VERSION)
-            assert told.error_code == ErrorCode.NONE
+            reported = controller.ask(update(port, broker_epoch), UpdateMetadataResponse, VERSION)
+            assert reported.error_code == ErrorCode.NONE
             answer = read_metadata(client)
         assert [(each.node_id, each.port) for each in answer.brokers] == [(1, port)]
         assert answer.controller_id == ANOTHER

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+ROOT = Path(__file__).parents[2]
+CONFTEST = ROOT / "tests" / "conftest.py"
 FOUR_TESTS = """\
 import os
 import pytest
@@ -35,7 +36,7 @@ def test_a_group_runs_in_one_process_and_the_longest_first(tmp_path: Path) -> No
         path.parent.mkdir(parents=True)
         path.write_text(FOUR_TESTS)
     shutil.copy(CONFTEST, tmp_path / "tests")
-    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     ran = run(tmp_path, 2)
     processes = {name: {worker for at, worker in ran if at == name} for name, _ in ran}
     assert len(processes) == 4 and all(len(of_file) == 1 for of_file in processes.values()), processes

@@ -48,7 +48,7 @@ def planes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.parametrize(("listener", "host"), [("INTERNAL", "127.0.0.1"), ("EXTERNAL", "localhost")])
-def test_a_client_is_told_of_the_listener_it_came_by(two: BrokerProcess, listener: str, host: str) -> None:
+def test_a_client_receives_the_addresses_of_its_listener(two: BrokerProcess, listener: str, host: str) -> None:
     client, port = two.client(listener), two.ready["listeners"][listener]
     assert [(b.node_id, b.host, b.port) for b in client.metadata().brokers] == [(7, host, port)]
     cluster = client.ask(

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from klamm.cli.app import app
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM
 from tests.support.raw_client import RawClient
 
 TOPIC = "moved"
@@ -27,6 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Two brokers with two directories each. Copies stop after their first chunk until the limit is raised."""
     configs: dict[object, object] = {
         broker: {
+            **CALM,
             "log.dirs": f"{tmp_path}/broker-{broker}/a,{tmp_path}/broker-{broker}/b",
             "replica.alter.log.dirs.io.max.bytes.per.second": 1 if broker == 1 else 1 << 40,
         }
@@ -87,7 +89,8 @@ def test_leader_and_follower_move_under_load_and_after_a_kill(cluster: LocalClus
     (before,) = replicas(cluster, 2)
     other = before[:-1] + ("b" if before.endswith("a") else "a")
     file = tmp_path / "moves.json"
-    order = [cluster.leader(TOPIC, 0), 3 - cluster.leader(TOPIC, 0)]
+    leader = cluster.leader(TOPIC, 0)
+    order = [leader, 3 - leader]
     log_dirs = [other if broker == 2 else "any" for broker in order]
     entry = {"topic": TOPIC, "partition": 0, "replicas": order, "log_dirs": log_dirs}
     file.write_text(json.dumps({"version": 1, "partitions": [entry]}))

@@ -12,6 +12,7 @@ from kazoo.client import KazooClient
 
 from klamm.errors import ErrorCode
 from klamm.testing import LocalCluster
+from tests.support.calm import CALM, kill_at_once
 from tests.support.raw_client import RawClient, batch_of, eventually
 
 RECORDS = 200
@@ -21,7 +22,7 @@ LATER_MS = 600_000
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    configs = {"zookeeper.session.timeout.ms": 4_000, "klamm.unclean.replica.wait.ms": LATER_MS}
+    configs = {**CALM, "klamm.unclean.replica.wait.ms": LATER_MS}
     with LocalCluster(brokers=3, broker_configs=configs) as cluster:
         yield cluster
 
@@ -54,11 +55,11 @@ def all_values(cluster: LocalCluster, topic: str, partition: int) -> list[bytes 
 
 
 def kill_all(cluster: LocalCluster) -> None:
-    """At once: nobody is left to change the ISR."""
+    """At once: nobody is left to change the ISR. Their sessions end, too."""
     for broker in (1, 2, 3):
         cluster.pause(broker)
     for broker in (1, 2, 3):
-        cluster.kill(broker)
+        kill_at_once(cluster, broker)
 
 
 def until_nobody_is_registered(cluster: LocalCluster) -> None:
@@ -96,6 +97,7 @@ def test_all_brokers_are_killed_and_those_with_a_lost_tail_return_first(cluster:
     assert all_values(cluster, "blackout", partition) == values
 
 
+@pytest.mark.long
 def test_a_clean_stop_does_not_make_up_for_a_lost_tail(cluster: LocalCluster) -> None:
     first, partition, values = fill(cluster, "stopped")
     kill_all(cluster)

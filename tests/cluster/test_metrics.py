@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -68,10 +71,14 @@ class Metrics:
         ready = json.loads((self._cluster.data_dir / "broker-1.ready").read_text())
         return f"http://127.0.0.1:{ready['metrics_port']}"
 
-    def scrape(self) -> Scrape:
+    def text(self) -> str:
         with urllib.request.urlopen(self.address + "/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            return Scrape(answer.read().decode())
+            text: str = answer.read().decode()
+            return text
+
+    def scrape(self) -> Scrape:
+        return Scrape(self.text())
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +112,7 @@ def test_produce_and_fetch_are_counted(cluster: LocalCluster, metrics: Metrics, 
     assert after.topic("bytesout", "counted") == 5 * len(batch)
     assert isinstance(fetched.records, memoryview) and len(fetched.records) == 5 * len(batch)
     assert after.topic("totalproducerequests", "counted") == 6
-    assert after.topic("failedproducerequests", "counted") == 0, "a client's mistake is no failure of the broker"
+    assert after.topic("failedproducerequests", "counted") == 0, "a client's mistake is not a failure of the broker"
     assert after.topic("invalidmessagecrcrecords", "counted") == 1
     assert after.topic("totalfetchrequests", "counted") == 1
     for what, grown in (("messagesin", 35), ("bytesin", 5 * len(batch)), ("totalproducerequests", 6)):
@@ -165,6 +172,27 @@ def test_gauges_are_true(cluster: LocalCluster, metrics: Metrics) -> None:
     assert found.get("kafka_server_replicamanager_leadercount") == partitions
     assert found.get("kafka_server_replicamanager_partitioncount") == partitions
     assert found.get("kafka_cluster_partition_insyncreplicascount", topic="gauged", partition="2") == 1
+
+
+def test_resources_are_those_of_the_process(cluster: LocalCluster, metrics: Metrics) -> None:
+    pid = cluster.pid(1)
+    found = metrics.scrape()
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    assert 0.5 < found.get("klamm_server_process_residentbytes") / (pages * os.sysconf("SC_PAGE_SIZE")) < 2
+    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+    cpu_ms = found.get("klamm_server_process_cpums_total")
+    assert 0 < cpu_ms <= ticks * 1000 / os.sysconf("SC_CLK_TCK") + 20
+    (path,) = {
+        sample.labels["logDirectory"]
+        for family in text_string_to_metric_families(metrics.text())
+        for sample in family.samples
+        if sample.name == "klamm_log_logmanager_disktotalbytes"
+    }
+    usage = shutil.disk_usage(path)
+    assert found.get("klamm_log_logmanager_disktotalbytes", logDirectory=path) == usage.total
+    assert 0 <= found.get("klamm_log_logmanager_diskusablebytes", logDirectory=path) <= usage.total
+    assert found.get("kafka_log_logmanager_logdirectoryoffline", logDirectory=path) == 0
+    assert found.get("kafka_log_logmanager_offlinelogdirectorycount") == 0
 
 
 def test_connections_are_counted(cluster: LocalCluster, metrics: Metrics) -> None:

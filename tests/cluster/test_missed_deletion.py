@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kazoo.client import KazooClient
 
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
@@ -31,6 +32,7 @@ def is_deleted(cluster: LocalCluster, topic: str) -> bool:
         zookeeper.close()
 
 
+@pytest.mark.long
 def test_a_topic_deleted_during_a_pause() -> None:
     with LocalCluster(brokers=2) as cluster:
         cluster.create_topic("deleted")

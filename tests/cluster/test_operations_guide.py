@@ -52,6 +52,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
+@pytest.mark.long
 def test_commands(cluster: LocalCluster) -> None:
     commands = [line for block in blocks("sh") for line in block.splitlines()]
     assert len(commands) == 20 and SELECTOR in GUIDE

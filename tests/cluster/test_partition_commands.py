@@ -56,10 +56,10 @@ def test_moves_that_end_and_elections(cluster: LocalCluster, tmp_path: Path) -> 
     assert "Nothing is being moved." in klamm(cluster, "reassign", "--list").stderr
 
 
-def test_what_the_controller_refuses(cluster: LocalCluster) -> None:
+def test_requests_that_the_controller_refuses(cluster: LocalCluster) -> None:
     cluster.create_topic("refused", partitions=1, replication_factor=1)
-    told = move(cluster, "refused", 0, "1,9", "--wait", code=1).stderr
-    assert "Partition refused-0 is left where it is: INVALID_REPLICA_ASSIGNMENT: " in told and "9." in told
+    reported = move(cluster, "refused", 0, "1,9", "--wait", code=1).stderr
+    assert "Partition refused-0 is left where it is: INVALID_REPLICA_ASSIGNMENT: " in reported and "9." in reported
     assert "UNKNOWN_TOPIC_OR_PARTITION" in move(cluster, "refused", 7, "1", code=1).stderr
     cancelled = klamm(cluster, "reassign", "--cancel", "--topic", "refused", "--partition", "0", code=1)
     assert "NO_REASSIGNMENT_IN_PROGRESS" in cancelled.stderr
@@ -70,7 +70,7 @@ def test_what_the_controller_refuses(cluster: LocalCluster) -> None:
     assert str(missing.exception) == "Topic refused has no partition 7."
 
 
-def test_a_move_that_cannot_end_is_listed_and_taken_back(cluster: LocalCluster) -> None:
+def test_a_move_that_cannot_end_is_listed_and_cancelled(cluster: LocalCluster) -> None:
     controller = cluster.controller_id
     paused, home = (broker for broker in cluster.broker_ids if broker != controller)
     cluster.create_topic("slow", partitions=1, replication_factor=1)
@@ -86,7 +86,7 @@ def test_a_move_that_cannot_end_is_listed_and_taken_back(cluster: LocalCluster) 
     try:
         slow = ("--topic", "slow", "--partition", "0")
         late = ask("reassign", *slow, "--replicas", str(paused), "--wait", "--timeout", "0", code=1)
-        assert str(late.exception) == "After 0 s still under way: slow-0. They go on."
+        assert str(late.exception) == "After 0 s still under way: slow-0. They continue."
         (row,) = ask("reassign", "--list", "--topic", "slow").stdout.splitlines()[1:]
         assert row.split() == ["slow", "0", f"{paused},{home}", str(paused), str(home)]
         assert ask("reassign", "--cancel", "--topic", "slow").stdout == f"Partition slow-0 goes back to {home}.\n"
@@ -109,7 +109,7 @@ def test_a_preferred_replica_that_is_not_there_cannot_be_elected(cluster: LocalC
             app, ["partition", "elect", "--preferred", "--topic", "absent", "--partition", "0", "-b", servers]
         )
         assert done.exit_code == 1
-        told = "Partition absent-0: the election of its preferred replica failed: PREFERRED_LEADER_NOT_AVAILABLE"
-        assert str(done.exception).startswith(told)
+        reported = "Partition absent-0: the election of its preferred replica failed: PREFERRED_LEADER_NOT_AVAILABLE"
+        assert str(done.exception).startswith(reported)
     finally:
         cluster.start(gone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from klamm.cli.app import app
 from klamm.cli.client import BOOTSTRAP_VARIABLE
 from klamm.testing import LocalCluster
+from tests.support.raw_client import eventually
 
 WAIT_S = 120
 
@@ -54,7 +56,12 @@ def test_every_record_is_counted(cluster: LocalCluster) -> None:
 
 
 def test_a_run_ends_after_its_time_and_keeps_its_rate(cluster: LocalCluster) -> None:
-    sent = report(cluster, "produce", "perf-b", "--seconds", "1", "--rate", "100", "--acks", "1")
+    def has_sent() -> dict[str, Any] | None:
+        """Nothing is sent by a run whose process stands still from its first moment to its last."""
+        sent = report(cluster, "produce", "perf-b", "--seconds", "1", "--rate", "100", "--acks", "1")
+        return sent if sent["records"] else None
+
+    sent = eventually(has_sent, "nothing is sent")
     assert 1 <= sent["records"] <= 101 and sent["failed"] == 0
     text = run(cluster, "produce", "perf-b", "--records", "5", "-z", "gzip")
     assert text.startswith("5 records acknowledged") and "p99.9" in text and "\x1b" not in text
@@ -95,10 +102,12 @@ def test_the_shell_completes_topics(cluster: LocalCluster) -> None:
         assert done.stderr == ""
         return done.stdout.split()
 
-    assert complete("klamm perf produce perf-", cluster.bootstrap_servers)[:2] == ["perf-a", "perf-b"]
+    eventually(  # a completion waits for the cluster for a moment only
+        lambda: complete("klamm perf produce perf-", cluster.bootstrap_servers)[:2] == ["perf-a", "perf-b"],
+        "no topics are suggested",
+    )
     assert "latency" in complete("klamm perf ", cluster.bootstrap_servers)
     assert complete("klamm topic describe perf-", "127.0.0.1:1") == [], "without a cluster nothing is suggested"
-    script = subprocess.run(
-        [klamm, "--show-completion", "bash"], capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    asked = f"{shlex.quote(str(klamm))} --show-completion; exit $?"  # the command asks which shell started it
+    script = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert script.returncode == 0 and "_KLAMM_COMPLETE" in script.stdout

@@ -8,6 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from klamm.errors import ErrorCode
 from klamm.local.broker_sessions import expire_session
 from klamm.testing import LocalCluster
@@ -30,6 +32,7 @@ def broker_config(cluster: LocalCluster, path: Path, *log_dirs: Path, session_ti
     return write_properties(path, config)
 
 
+@pytest.mark.long
 def test_a_copied_directory_does_not_end_the_session_of_the_living(tmp_path: Path) -> None:
     """The copy waits without success for the session to end by itself, and is refused."""
     with LocalCluster(broker_configs=CALM) as cluster:

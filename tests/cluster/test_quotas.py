@@ -28,7 +28,8 @@ from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRespons
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from klamm.testing import LocalCluster
 from tests.support.calm import CALM
-from tests.support.raw_client import batch_of
+from tests.support.long_form import short_for
+from tests.support.raw_client import LATEST, RawClient, batch_of, eventually
 
 WAIT_S = 60.0
 EXCEEDED = 89
@@ -104,6 +105,7 @@ def test_every_broker_throttles_a_producer_and_a_restart_keeps_the_quota(cluster
         assert throttle_time(broker_id, "another") == 0
     cluster.stop(2)
     cluster.start(2)
+    RawClient(cluster.port(2)).offset(topics[2], LATEST)  # it leads the partition again
     assert throttle_time(2, "writer") > 5_000
     assert 'kafka_server_produce_byte_rate{user="",client_id="writer"}' in metrics_of(cluster, 2)
     set_quota(cluster, "writer", {"producer_byte_rate": None}, broker_id=2)
@@ -134,7 +136,9 @@ def test_a_consumer_over_its_quota_gets_an_empty_response_and_reads_everything_i
         ask_once(address(cluster, 1), produce_request(topic, 2_000), 9, ProduceResponse, WAIT_S)
     set_quota(cluster, "reader", {"consumer_byte_rate": 3000})
     offset, withheld = 0, 0
-    while offset < 6:
+    while offset < 6 or not withheld:
+        if offset >= 6:  # the machine was so slow that this was below the quota: once more
+            offset = 0
         response = ask_once(
             address(cluster, 1), fetch_request(topic, offset), 11, FetchResponse, WAIT_S, client_id="reader"
         )
@@ -162,7 +166,7 @@ def test_a_request_quota_counts_every_api(cluster: LocalCluster) -> None:
 
 
 def test_topics_beyond_the_mutation_quota_are_refused_and_can_be_created_later(cluster: LocalCluster) -> None:
-    set_quota(cluster, "admin", {"controller_mutation_rate": 1.0})
+    set_quota(cluster, "admin", {"controller_mutation_rate": 0.1})  # minutes pass until it is used up no longer
     names = [cluster.unique_topic_name(f"many-{number}") for number in range(3)]
 
     def create(name: str, version: int) -> tuple[int, int]:
@@ -181,7 +185,7 @@ def test_topics_beyond_the_mutation_quota_are_refused_and_can_be_created_later(c
     admin.create_topics([NewTopic(names[1], 1, 1)])[names[1]].result(WAIT_S)
 
 
-@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
+@pytest.mark.parametrize("library", short_for(["confluent-kafka"], ["confluent-kafka", "kafka-python"]))
 def test_real_clients_report_throttle_times_and_lose_nothing(
     cluster: LocalCluster, library: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,9 +197,16 @@ def test_real_clients_report_throttle_times_and_lose_nothing(
         "confluent-kafka": (confluent_send, confluent_receive),
         "kafka-python": (python_send, python_receive),
     }[library]
-    longest = send(cluster.bootstrap_servers, topic, client_id, values)
-    assert longest > 0 or "ProduceResponse throttled by broker" in caplog.text
-    assert receive(cluster.bootstrap_servers, topic, client_id, len(values)) == values
+    sent: list[bytes] = []
+
+    def is_throttled() -> bool:
+        """A slow machine may send all values below the quota."""
+        longest = send(cluster.bootstrap_servers, topic, client_id, values)
+        sent.extend(values)
+        return longest > 0 or "ProduceResponse throttled by broker" in caplog.text
+
+    eventually(is_throttled, "no throttle time is reported")
+    assert receive(cluster.bootstrap_servers, topic, client_id, len(sent)) == sent
     text = metrics_of(cluster, 1)
     for kind in ("produce", "fetch"):
         assert f'kafka_server_{kind}_byte_rate{{user="",client_id="{client_id}"}}' in text

@@ -113,7 +113,7 @@ def kio_fetch_from(cluster: LocalCluster, broker_id: int, topic: str, rack: str,
     return response.responses[0].partitions[0]
 
 
-def test_a_client_reads_from_its_rack_and_goes_on_elsewhere_when_the_broker_dies(
+def test_a_client_reads_from_its_rack_and_continues_elsewhere_when_the_broker_dies(
     cluster: LocalCluster, topic: str
 ) -> None:
     leader = cluster.leader(topic, 0)
@@ -136,7 +136,7 @@ def test_a_client_reads_from_its_rack_and_goes_on_elsewhere_when_the_broker_dies
     cluster.start(near)
 
 
-def test_what_leader_and_followers_answer(cluster: LocalCluster, topic: str) -> None:
+def test_answers_of_leader_and_followers(cluster: LocalCluster, topic: str) -> None:
     cluster.wait_for(lambda: len(cluster.isr(topic, 0)) == 3, WAIT_S, what="all in sync")
     leader = cluster.leader(topic, 0)
     near = next(broker for broker in RACKS if broker != leader)

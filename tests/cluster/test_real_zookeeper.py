@@ -1,4 +1,4 @@
-"""A broker on a real ZooKeeper 3.9, under a chroot: what it writes there is what Kafka would write."""
+"""A broker on a real ZooKeeper 3.9, over TLS by Kafka's keys, under a chroot: it writes what Kafka would write."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from klamm.errors import ErrorCode
+from klamm.security.certificates.certificate_store import CertificateStore
 from klamm.testing import LocalCluster
 from klamm.zk.client import predecessor
 from tests.support.raw_client import RawClient, batch_of, eventually
@@ -60,14 +61,32 @@ class Tree:
 
 
 @pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
-    with RealZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
+    store = CertificateStore.create(tmp_path_factory.mktemp("certificates") / "tls", 1)
+    store.issue_broker("server", [], 1)
+    store.issue_client("klamm", 1)
+    return store
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory, certificates: CertificateStore) -> Iterator[RealZooKeeper]:
+    with RealZooKeeper(tmp_path_factory.mktemp("zookeeper"), certificates=certificates) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def cluster(zookeeper: RealZooKeeper) -> Iterator[LocalCluster]:
-    with LocalCluster(zookeeper=zookeeper.address + CHROOT, broker_configs={"broker.rack": "r1"}) as running:
+def cluster(zookeeper: RealZooKeeper, certificates: CertificateStore) -> Iterator[LocalCluster]:
+    settings = {
+        "broker.rack": "r1",
+        "zookeeper.ssl.client.enable": "true",
+        "zookeeper.clientCnxnSocket": "org.apache.zookeeper.ClientCnxnSocketNetty",
+        "zookeeper.ssl.keystore.location": certificates.directory / "klamm.p12",
+        "zookeeper.ssl.keystore.password": certificates.password,
+        "zookeeper.ssl.truststore.location": certificates.truststore_path,
+        "zookeeper.ssl.truststore.password": certificates.password,
+        "zookeeper.ssl.enabled.protocols": "TLSv1.3",
+    }
+    with LocalCluster(zookeeper=zookeeper.secure_address + CHROOT, broker_configs=settings) as running:
         yield running
 
 
@@ -90,6 +109,16 @@ def until_answered(client: RawClient, topic: str, code: ErrorCode) -> None:
     eventually(
         lambda: client.produce(topic, batch_of([LARGE])).error_code == code, f"{topic} never answered {code.name}"
     )
+
+
+def test_the_session_of_the_broker_uses_tls(tree: Tree) -> None:
+    """ZooKeeper lists the sessions of each port apart: only the session of this test is not encrypted."""
+    connections = tree.kazoo.command(b"cons")
+    session_of_test, session_of_broker = (
+        f"sid=0x{number & (2**64 - 1):x}"
+        for number in ((tree.kazoo.client_id or (0, b""))[0], tree.get("/brokers/ids/1").owner)
+    )
+    assert session_of_test in connections and session_of_broker not in connections
 
 
 def test_registration_and_controller(tree: Tree, cluster: LocalCluster) -> None:
@@ -121,7 +150,7 @@ def test_registration_and_controller(tree: Tree, cluster: LocalCluster) -> None:
     assert identity["version"] == "1" and re.fullmatch(r"[A-Za-z0-9_-]{22}", identity["id"])
 
 
-def test_what_stands_from_the_start(tree: Tree) -> None:
+def test_znodes_that_exist_from_the_start(tree: Tree) -> None:
     expected = "consumers brokers/ids brokers/topics config/changes admin/delete_topics brokers/seqid"
     expected += " isr_change_notification latest_producer_id_block log_dir_event_notification"
     expected += " config/topics config/clients config/users config/brokers config/ips"

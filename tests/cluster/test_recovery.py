@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from klamm.errors import ErrorCode
 from klamm.protocol.record_batch import RecordBatch, batches
 from klamm.testing import LocalCluster
+from tests.support.chaos_clients import commit
+from tests.support.long_form import short_for
 from tests.support.raw_client import EARLIEST, RawClient, batch_of, eventually
 
 BATCHES = 40
@@ -197,7 +199,10 @@ def expected(count: int) -> list[tuple[int, bytes | None]]:
     return [(n * RECORDS + i, value) for n in range(count) for i, value in enumerate(values(n))]
 
 
-@pytest.fixture(scope="module", params=["checkpoints-kept", "checkpoints-removed", "checkpoints-garbage"])
+@pytest.fixture(
+    scope="module",
+    params=short_for(["checkpoints-removed"], ["checkpoints-kept", "checkpoints-removed", "checkpoints-garbage"]),
+)
 def damaged(request: pytest.FixtureRequest) -> Iterator[Damaged]:
     with LocalCluster(broker_configs={"log.flush.offset.checkpoint.interval.ms": 50}) as cluster:
         client = RawClient(cluster.port(1))
@@ -283,12 +288,12 @@ def test_kill_under_load() -> None:
             producer.produce("load", b"%d" % number, on_delivery=on_delivery)
             producer.poll(0)
             if number in (total // 3, 2 * total // 3):
-                already = len(outcomes)
+                already = min(len(outcomes), number)  # maybe all records are acknowledged before this one was looked at
                 while len(outcomes) <= already:
                     producer.poll(0.1)
                 cluster.kill(1)
                 cluster.start(1)
-        assert producer.flush(90) == 0
+        assert producer.flush(240) == 0
         assert outcomes == list(range(total))
         assert RawClient(cluster.port(1)).read_all("load") == [(n, b"%d" % n) for n in range(total)]
 
@@ -319,7 +324,7 @@ def _consumer(cluster: LocalCluster, group: str) -> Consumer:
 
 def _commit(cluster: LocalCluster, group: str, offsets: list[TopicPartition]) -> None:
     client = _consumer(cluster, group)
-    client.commit(offsets=offsets, asynchronous=False)
+    commit(client, offsets)
     client.close()
 
 

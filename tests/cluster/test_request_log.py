@@ -211,9 +211,12 @@ def test_a_command_that_is_ended_restores_the_settings(cluster: LocalCluster) ->
     command = klamm(cluster, "--on", "1", "--api", "Heartbeat")
     assert command.stderr is not None
     assert "Tracing" in command.stderr.readline()
+    second = klamm(cluster, "--on", "5")
+    assert "another klamm trace --on (sample=1, apis=Heartbeat, " in second.communicate(timeout=60)[1]
+    assert second.returncode == 1
     command.terminate()
-    command.communicate(timeout=60)
-    assert command.returncode == 0
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 0, errors
     for broker in cluster.broker_ids:
         assert setting(cluster, broker, "slower.than.ms") == ("7.0" if broker == 2 else None)
         assert setting(cluster, broker, "client.ids") is None

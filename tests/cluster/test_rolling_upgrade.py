@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from klamm.client.blocking_connection import ask_once
@@ -132,6 +133,7 @@ class Upgrade:
         return any(directory.exists() for directory in directories)
 
 
+@pytest.mark.long
 def test_one_broker_after_another_moves_to_the_newest_protocol() -> None:
     configs: dict[int, dict[str, object]] = {
         b: {**CALM, "inter.broker.protocol.version": str(OLDEST)} for b in (1, 2, 3)
@@ -168,5 +170,5 @@ def _upgrade_all(cluster: LocalCluster, upgrade: Upgrade) -> None:
         upgrade.wait_until_in_sync(TOPIC)
     upgrade.use("new-controller")
     upgrade.upgrade(last)
-    assert upgrade.described(TOPIC).topic_id != ZERO_UUID, "the new controller gave it one"
+    eventually(lambda: upgrade.described(TOPIC).topic_id != ZERO_UUID, "the new controller gave it no id")
     upgrade.use("all-new")

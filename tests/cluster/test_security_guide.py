@@ -6,6 +6,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from klamm.local.launch import zookeeper_process
 from klamm.local.ports import ReservedPort
 from tests.cluster.test_tutorials import environment, run, save, started
@@ -39,6 +41,7 @@ def with_ports(block: Block, numbers: dict[str, str]) -> Block:
     return Block(block.language, block.title, block.role, text)
 
 
+@pytest.mark.long
 def test_from_nothing_to_a_secured_cluster(tmp_path: Path) -> None:
     reserved = {port: ReservedPort() for port in PORTS}
     numbers = {port: str(each.number) for port, each in reserved.items()}
@@ -60,6 +63,7 @@ def test_from_nothing_to_a_secured_cluster(tmp_path: Path) -> None:
     assert "User:alice" in everything
 
 
+@pytest.mark.long
 def test_brokers_log_in_with_scram_from_the_first_start(tmp_path: Path) -> None:
     """The section about SCRAM between brokers: no broker runs when the users are written."""
     found = [each for each in blocks("security.md", "how-to") if each.role == "scram"]

@@ -159,7 +159,8 @@ class Nodes:
 
     def _is_whole(self, client: dict[str, Any]) -> bool:
         topics = AdminClient({**client, **QUIET}).list_topics(TOPIC, timeout=WAIT_S).topics
-        return all(len(each.isrs) == 3 for each in topics[TOPIC].partitions.values())
+        partitions = topics[TOPIC].partitions.values()
+        return len(partitions) == 3 and all(len(each.isrs) == 3 for each in partitions)
 
     def close(self) -> None:
         for process in self._running.values():
@@ -178,6 +179,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield made
 
 
+@pytest.mark.long
 def test_from_plaintext_to_sasl_ssl(nodes: Nodes) -> None:
     for broker_id in IDS:
         nodes.start(broker_id, ("PLAINTEXT",), "PLAINTEXT")
@@ -203,6 +205,7 @@ def test_from_plaintext_to_sasl_ssl(nodes: Nodes) -> None:
     assert sorted(found) == sorted(acked), "a record is lost, or there twice"
 
 
+@pytest.mark.long
 def test_certificates_are_replaced_under_load() -> None:
     with LocalCluster(3, tls=True, sasl="SCRAM-SHA-512") as cluster:
         cluster.create_topic(TOPIC, 3, 3, {"min.insync.replicas": 2})

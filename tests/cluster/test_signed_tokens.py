@@ -1,10 +1,14 @@
-"""OAUTHBEARER with keys from a file: signed tokens only, and keys that are replaced while the broker runs."""
+"""OAUTHBEARER with keys from a file: signed tokens only, keys that are replaced while the broker runs, and counts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import ssl
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from joserfc import jwt
 from joserfc.jwk import ECKey
@@ -44,6 +48,29 @@ def is_accepted(cluster: SecuredCluster, text: str) -> bool:
         return False
 
 
+class Logins(NamedTuple):
+    succeeded: int
+    failed: int
+
+
+def logins(cluster: SecuredCluster, listener: str = "SASL_SSL") -> Logins:
+    """The counts of one listener at `/metrics`."""
+    names = ("successful_authentication_total", "failed_authentication_total")
+    return Logins(*(cluster.socket_metric(name, listener) for name in names))
+
+
+def refuse_without_certificate(cluster: SecuredCluster) -> None:
+    """The listener for certificates counts the failed handshake of a client that has none."""
+    before = logins(cluster, "SSL")
+    host, port = cluster.bootstrap("SSL").split(":")
+    context = ssl.create_default_context(cafile=cluster.files.ca)
+    plain = socket.create_connection((host, int(port)))
+    with plain, contextlib.suppress(OSError), context.wrap_socket(plain, server_hostname=host) as stream:
+        assert stream.recv(1) == b"", "with TLS 1.3 the refusal follows the handshake"
+    eventually(lambda: logins(cluster, "SSL").failed > before.failed, "the refusal was not counted")
+    assert logins(cluster, "SSL").succeeded == before.succeeded
+
+
 def test_only_tokens_of_known_keys_are_accepted(tmp_path: Path) -> None:
     first, second = (ECKey.generate_key("P-256", {"kid": name}, private=True) for name in ("first", "second"))
     jwks = tmp_path / "jwks.json"
@@ -57,10 +84,16 @@ def test_only_tokens_of_known_keys_are_accepted(tmp_path: Path) -> None:
     }
     with secured_cluster(tmp_path, extra=settings) as cluster:
         eventually(lambda: is_accepted(cluster, token(first)), "the keys were never loaded")
+        before = logins(cluster)
         assert not is_accepted(cluster, token(second))
         assert not is_accepted(cluster, token(first, lifetime_s=-60))
         assert not is_accepted(cluster, unsecured_token({"sub": "carol", "iss": "https://issuer", "aud": "kafka"}))
+        eventually(lambda: logins(cluster).failed >= before.failed + 3, "a refused login is not counted")
+        assert logins(cluster).failed == before.failed + 3, "every refused login is counted once"
+        assert is_accepted(cluster, token(first))
+        eventually(lambda: logins(cluster).succeeded > before.succeeded, "a login is not counted")
         write_keys(jwks, second)
         eventually(lambda: is_accepted(cluster, token(second)), "the new key was never loaded")
         assert not is_accepted(cluster, token(first))
         assert token(first)[:40] not in cluster.brokers[0].log
+        refuse_without_certificate(cluster)

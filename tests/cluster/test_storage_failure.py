@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.testing import LocalCluster
+from tests.support import full_disk_broker
 from tests.support.broker_process import BrokerProcess, write_properties
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 
@@ -85,6 +87,32 @@ def test_full_disk(cluster: LocalCluster) -> None:
     assert client.produce("full", batch_of([b"again"])).error_code == ErrorCode.NONE
 
 
+@pytest.mark.long
+def test_a_full_disk_that_has_room_again_needs_no_restart(tmp_path: Path) -> None:
+    config = {"broker.id": 1, "log.dirs": tmp_path / "logs", "listeners": "PLAINTEXT://127.0.0.1:0"}
+    path = write_properties(tmp_path / "broker.properties", config)
+    flag = tmp_path / "full"
+    with BrokerProcess(path, program=[full_disk_broker.__file__, str(flag)]) as broker:
+        client = broker.client()
+        for topic in ("full", "idle"):
+            assert client.create_topic(topic) == ErrorCode.NONE
+            assert client.produce(topic, batch_of([b"kept"])).error_code == ErrorCode.NONE
+        flag.touch()
+        assert client.produce("full", batch_of([b"refused"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        eventually(
+            lambda: client.fetch("idle", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR,
+            "the other partition of the directory stayed online",
+        )
+        assert list(log_dirs(client).values()) == [ErrorCode.KAFKA_STORAGE_ERROR]
+        flag.unlink()
+        for topic in ("full", "idle"):
+            write = partial(client.produce, topic, batch_of([b"again"]))
+            eventually(lambda: write().error_code == ErrorCode.NONE, "it cannot be written although there is room")  # noqa: B023
+            assert client.read_all(topic) == [(0, b"kept"), (1, b"again")]
+        assert list(log_dirs(client).values()) == [ErrorCode.NONE]
+        assert "Traceback" not in broker.log
+
+
 def test_full_disk_then_kill(cluster: LocalCluster) -> None:
     client = RawClient(cluster.port(1))
     cluster.create_topic("full", config={"segment.bytes": 1 << 16})
@@ -97,7 +125,7 @@ def test_full_disk_then_kill(cluster: LocalCluster) -> None:
     assert client.produce("full", batch_of([b"again"])).error_code == ErrorCode.NONE
 
 
-def test_a_second_directory_goes_on(tmp_path: Path) -> None:
+def test_a_second_directory_continues(tmp_path: Path) -> None:
     """The new topics go to the directory that is left; those on the failed one come back with it."""
     first, second = tmp_path / "one", tmp_path / "two"
     with LocalCluster(broker_configs={"log.dirs": f"{first},{second}"}) as cluster:

@@ -21,7 +21,7 @@ from klamm.protocol.messages.alter_partition_reassignments import (
 from klamm.testing import LocalCluster
 from tests.support.calm import CALM
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 RATE = 200_000
 RECORD = b"x" * 20_000
 RECORDS = 20
@@ -51,7 +51,7 @@ def set_config(cluster: LocalCluster, kind: ResourceType, name: str, values: dic
         future.result(WAIT_S)
 
 
-def wait_until_heard(cluster: LocalCluster, broker_id: int, news: str) -> None:
+def wait_until_received(cluster: LocalCluster, broker_id: int, news: str) -> None:
     """Brokers receive configurations with a delay; each tells it in its log."""
     cluster.wait_for(lambda: f"Configuration of {news}" in cluster.logs(broker_id).read_text(), WAIT_S, what=news)
 
@@ -86,10 +86,10 @@ def test_a_throttled_reassignment_ends_and_its_bytes_are_counted(cluster: LocalC
         {f"{side}.replication.throttled.replicas": value for side, value in replicas.items()},
     )
     for broker_id in (1, 2):
-        wait_until_heard(
+        wait_until_received(
             cluster, broker_id, f"topic {topic}: follower.replication.throttled.replicas is now 0:{target}"
         )
-        wait_until_heard(cluster, broker_id, f"broker {broker_id}: leader.replication.throttled.rate is now {RATE}")
+        wait_until_received(cluster, broker_id, f"broker {broker_id}: leader.replication.throttled.rate is now {RATE}")
     reassign(cluster, topic, [target])
     cluster.wait_for(lambda: cluster.isr(topic, 0) == [target], WAIT_S, what="the end of the reassignment")
     assert cluster.leader(topic, 0) == target

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from klamm.cli.client import BOOTSTRAP_VARIABLE
 from tests.support.tutorial import Block, blocks
 
@@ -34,6 +36,7 @@ def run(text: str, directory: Path, env: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_first_test(tmp_path: Path) -> None:
     found = blocks("first-test.md")
     assert [block.title for block in found if block.title] == ["shop.py", "test_shop.py", "test_shop_failover.py"]
@@ -44,6 +47,7 @@ def test_first_test(tmp_path: Path) -> None:
     assert "2 passed" in run(f"{command.strip()} -p no:cacheprovider", tmp_path, environment())
 
 
+@pytest.mark.long
 def test_break_a_cluster(tmp_path: Path) -> None:
     found = [block for block in blocks("break-a-cluster.md") if block.language == "sh"]
     assert [block.role for block in found if block.role] == ["up", "background"]

@@ -75,7 +75,7 @@ def test_a_hanging_transaction_is_found_and_ended(cluster: LocalCluster) -> None
     assert "has no open transaction" in klamm(cluster, *arguments, fails=True)
 
 
-def test_an_id_that_nobody_knows(cluster: LocalCluster) -> None:
+def test_an_unknown_id(cluster: LocalCluster) -> None:
     assert "No coordinator knows the transactional id nobody" in klamm(cluster, "describe", "nobody", fails=True)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from klamm.local.ports import ReservedPort
 from tests.support.raw_client import RawClient, eventually
 
@@ -63,15 +65,16 @@ def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             log = tmp_path / f"broker-{broker_id}.log"
             if rest:
-                told = f"Warning: Broker 1 has exited; see {log}. Still running: 2. To start it again: "
-                assert say_next(process) == f"{told}klamm broker --config {tmp_path / 'broker-1.properties'}\n"
+                reported = f"Warning: Broker 1 has exited; see {log}. Still running: 2. To start it again: "
+                assert say_next(process) == f"{reported}klamm broker --config {tmp_path / 'broker-1.properties'}\n"
                 assert RawClient(ports[1]).metadata().brokers
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
-        told = f"Broker 2 has exited; see {log}. No broker of this cluster is running."
-        assert process.stderr.read() == f"Stopping.\nError: {told}\n"
+        reported = f"Broker 2 has exited; see {log}. No broker of this cluster is running."
+        assert process.stderr.read() == f"Stopping.\nError: {reported}\n"
 
 
+@pytest.mark.long
 def test_zookeeper_stays_for_brokers_that_were_started_by_hand(tmp_path: Path) -> None:
     config = tmp_path / "broker-1.properties"
     with klamm_up("-d", str(tmp_path)) as process, ReservedPort() as port:
@@ -84,7 +87,7 @@ def test_zookeeper_stays_for_brokers_that_were_started_by_hand(tmp_path: Path) -
             assert "No broker of this cluster is running, but ZooKeeper has other clients" in say_next(process)
             assert RawClient(port.number).metadata().brokers
             process.send_signal(signal.SIGINT)
-            assert process.wait(100) == 0
+            assert process.wait(WAIT_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == f"Stopping.\nStopped; the data stays in {tmp_path}.\n"
 
@@ -110,14 +113,21 @@ def answers(port: int) -> bool:
         return False
 
 
-def test_without_zookeeper_nothing_goes_on(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_without_zookeeper_nothing_continues(tmp_path: Path) -> None:
     with klamm_up("-d", str(tmp_path)) as process:
         servers(process)
+        assert "1 broker up" in say_next(process)
         (pid,) = children(process, "klamm.zk.server.main")
         os.kill(pid, signal.SIGKILL)
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
         assert f"Error: ZooKeeper has exited; see {tmp_path / 'zookeeper.log'}.\n" in process.stderr.read()
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+        return str(response.read().decode())
 
 
 def test_metrics_and_the_control_plane(tmp_path: Path) -> None:
@@ -127,11 +137,9 @@ def test_metrics_and_the_control_plane(tmp_path: Path) -> None:
         assert process.stdout is not None
         name, *urls = process.stdout.readline().split()
         assert name == "metrics" and len(urls) == 2 and all(url.startswith("http://127.0.0.1:") for url in urls)
+        connected = 'socket_server_metrics_connection_count{listener="CONTROLLER",networkProcessor="1"} 1'
         for url in urls:
-            with urllib.request.urlopen(url, timeout=WAIT_S) as response:
-                text = response.read().decode()
-            connected = 'socket_server_metrics_connection_count{listener="CONTROLLER",networkProcessor="1"} 1'
-            assert connected in text, "the controller's connection"
+            eventually(lambda url=url: connected in page(url), "no connection of the controller")  # type: ignore[misc]
         with urllib.request.urlopen(urls[0].replace("/metrics", "/readyz"), timeout=WAIT_S) as response:
             assert response.read() == b"ok\n"
         name, address = process.stdout.readline().split()

@@ -46,6 +46,7 @@ def consume(cluster: LocalCluster, count: int) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_a_repaired_cluster_loses_nothing_that_it_acknowledges(tmp_path: Path) -> None:
     """The lost changes raised leader epochs and handed out producer ids, which the brokers' logs know."""
     expected: list[str] = []
@@ -73,4 +74,4 @@ def test_a_repaired_cluster_loses_nothing_that_it_acknowledges(tmp_path: Path) -
             produce(cluster, values)
             expected += values
         assert consume(cluster, len(expected)) == expected
-        assert sorted(cluster.isr(TOPIC, 0)) == [1, 2, 3]
+        cluster.wait_for(lambda: sorted(cluster.isr(TOPIC, 0)) == [1, 2, 3], WAIT_S, what="all replicas stay in sync")

@@ -75,10 +75,11 @@ def test_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
     assert client.produce("t", batch_of([b"1"])).error_code == ErrorCode.NONE
     assert client.read_all("t") == [(0, b"0"), (1, b"1")]
     server.start()
-    eventually(lambda: client.create_topic("after", timeout_ms=10_000) in (0, 36), "no topic can be made any more")
+    eventually(lambda: client.create_topic("after", timeout_ms=10_000) in (0, 36), "topics can no longer be created")
     assert client.produce("t", batch_of([b"2"])).error_code == ErrorCode.NONE
 
 
+@pytest.mark.long
 def test_a_stop_during_the_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
     """The controller is in the middle of an event that ZooKeeper never answers."""
     server, cluster = zookeeper
@@ -103,6 +104,7 @@ def test_a_stop_during_the_outage(zookeeper: tuple[ZooKeeper, LocalCluster]) -> 
 
 # A silence is noticed after two thirds of the session.
 @pytest.mark.parametrize("zookeeper", [{"zookeeper.session.timeout.ms": 6000}], indirect=True)
+@pytest.mark.long
 def test_a_stop_while_zookeeper_stands_still(zookeeper: tuple[ZooKeeper, LocalCluster]) -> None:
     """The connection is open, so that only its silence says that nobody is there."""
     server, cluster = zookeeper
@@ -120,6 +122,7 @@ def test_a_stop_while_zookeeper_stands_still(zookeeper: tuple[ZooKeeper, LocalCl
     assert client.read_all("t") == [(0, b"0")]
 
 
+@pytest.mark.long
 def test_all_of_three_brokers_stop_during_the_outage() -> None:
     """Those that are not the controller ask one that cannot decide anything."""
     with LocalCluster(brokers=3) as cluster:

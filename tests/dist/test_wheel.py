@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.parser import Parser
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def clean_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
 
 
+@cache
 def interpreters() -> dict[str, Path]:
     """One interpreter per minor version from 3.11 on: `{"3.11": ...}`. The one that runs the tests is always there."""
     names = [f"python3.{minor}" for minor in range(OLDEST[1], 30)]
@@ -69,6 +71,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.long
 def test_the_metadata_is_complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("dist-info/METADATA")]
@@ -90,11 +93,12 @@ def test_the_version_is_stated_once() -> None:
     assert "version" not in project and project["dynamic"] == ["version"]
 
 
-@pytest.mark.parametrize(("version", "python"), interpreters().items(), ids=interpreters().keys())
-def test_produce_and_consume_with_an_installed_wheel(version: str, python: Path, wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("version", interpreters())
+def test_produce_and_consume_with_an_installed_wheel(version: str, wheel: Path, tmp_path: Path) -> None:
     """Dependencies come from the wheel's metadata, their versions from core.lock."""
     environment = tmp_path / "environment"
-    run(python, "-m", "venv", "--without-pip", environment)
+    run(interpreters()[version], "-m", "venv", "--without-pip", environment)
     constraint = ROOT / "requirements" / "core.lock"
     inside = environment / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", inside)

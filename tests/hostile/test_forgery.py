@@ -33,6 +33,7 @@ from klamm.protocol.messages.update_metadata import (
 )
 from klamm.testing import LocalCluster
 from klamm.zk.model import paths
+from tests.support.calm import CALM
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of
 
 FORGED_EPOCH = 1_000
@@ -64,7 +65,7 @@ def broker(cluster: LocalCluster) -> RawClient:
 @pytest.fixture(scope="module")
 def proving() -> Iterator[LocalCluster]:
     """Brokers prove themselves to each other, as by default."""
-    with LocalCluster(brokers=2) as started:
+    with LocalCluster(brokers=2, broker_configs=CALM) as started:
         started.create_topic(TOPIC, partitions=1, replication_factor=2)
         yield started
 

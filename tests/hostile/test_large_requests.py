@@ -81,6 +81,7 @@ from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message
 from klamm.replica.partition import Partition
 from tests.property.test_handlers import MemoryZooKeeper
+from tests.support.long_form import every
 from tests.support.one_broker import batch
 from tests.unit.coordinator.test_group_apis import GroupBroker
 
@@ -661,7 +662,7 @@ def finished(one: GroupBroker, result: Any, version: int) -> tuple[Any, int]:
             return one.as_read(result, version), turns
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(4, CASES))
 def test_the_loop_turns_while_a_large_request_is_answered(one: GroupBroker, name: str) -> None:
     case = CASES[name]
     response, turns = answer(one, case.request(range(COUNT)), case.version)
@@ -674,7 +675,7 @@ def test_the_loop_turns_while_a_large_request_is_answered(one: GroupBroker, name
 ROWS = [name for name, case in CASES.items() if case.rows]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", every(4, ROWS))
 def test_a_large_request_has_the_answers_of_small_ones(one: GroupBroker, name: str) -> None:
     case = CASES[name]
     assert case.rows is not None

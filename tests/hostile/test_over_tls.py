@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.protocol.messages.metadata import MetadataRequest
 from tests.support import secured_attacks
-from tests.support.attacks import Target, frame
+from tests.support.attack_target import Target, frame
 from tests.support.secured_attacks import HANDSHAKES, OVER_TLS, SecuredTarget, read_answer
 from tests.support.secured_cluster import ADMIN, ALICE, SecuredCluster, secured_cluster
 
@@ -74,7 +74,7 @@ def test_nothing_acknowledged_was_lost(cluster: SecuredCluster) -> None:
     consumer = Consumer(cluster.librdkafka() | {"group.id": "after", "auto.offset.reset": "earliest"})
     try:
         consumer.assign([TopicPartition(TOPIC, 0, 0)])
-        found = [message.value() for message in consumer.consume(RECORDS, 60)]
+        found = [message.value() for message in consumer.consume(RECORDS, 240)]
     finally:
         consumer.close()
     assert found == [str(number).encode() for number in range(RECORDS)]

@@ -84,14 +84,14 @@ def test_it_gives_its_session_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     broker = BrokerThread(KafkaConfig(settings))
     try:
         broker.start()
-        first = epoch(zookeeper)
-        assert first is not None
+        first = eventually(lambda: epoch(zookeeper), "the broker is not registered")
         with broker.blocked():
-            eventually(lambda: epoch(zookeeper) is None, "the session of a broker that stands still goes on")
+            eventually(lambda: epoch(zookeeper) is None, "the session of a broker that stands still continues")
             assert zookeeper.exists(paths.CONTROLLER) is None
         again = eventually(lambda: epoch(zookeeper), "the broker did not come back")
         assert again > first
-        assert eventually(lambda: RawClient(broker.port).metadata().brokers, "it does not answer")[0].node_id == 1
+        found = eventually(lambda: RawClient(broker.port).metadata().brokers or None, "it does not answer")
+        assert found[0].node_id == 1
     finally:
         broker.stop()
         zookeeper.stop()

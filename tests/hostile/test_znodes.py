@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
 from klamm.cli.cluster import look
 from klamm.errors import ErrorCode
+from klamm.model import TopicPartition
 from klamm.testing import LocalCluster
 from klamm.zk.model import paths
+from klamm.zk.model.znodes import LostRecords, decode_topic, encode_lost_records
 from tests.support.raw_client import TIMEOUT_S, RawClient, batch_of, eventually
 
 
@@ -57,6 +61,24 @@ def test_a_deleted_registration(cluster: LocalCluster, zookeeper: KazooClient) -
     eventually(
         lambda: "znode /brokers/ids/1 was deleted: registered again" in cluster.logs(1).read_text(), "nobody said so"
     )
+
+
+def test_a_loss_that_a_broker_reported(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    """Nobody damages anything here: a leader writes this znode, and an operator confirms it."""
+    topic_id = decode_topic("t", zookeeper.get(paths.topic_path("t"))[0]).topic_id
+    assert topic_id is not None
+    lost = LostRecords(TopicPartition("t", 0), topic_id, 15, 20, broker_id=1)
+    zookeeper.create(paths.lost_records_path("t", 0, 15, 20), encode_lost_records(lost), makepath=True)
+    (problem,) = problems(cluster)
+    assert problem.startswith("t-0: acknowledged records are lost on all replicas, offsets 15 to 19,")
+    zookeeper.set(paths.lost_records_path("t", 0, 15, 20), b"garbage")
+    (problem,) = problems(cluster)
+    assert problem.startswith("znode /klamm/lost_records/t-0-15-20: ") and "delete the znode" in problem
+    zookeeper.set(paths.lost_records_path("t", 0, 15, 20), encode_lost_records(lost))
+    arguments = ["partition", "confirm-loss", "--topic", "t", "--partition", "0", "-b", cluster.bootstrap_servers]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0 and done.stdout == "Confirmed: t-0, offsets 15 to 19.\n", done.output
+    assert problems(cluster) == []
 
 
 def test_garbage_in_the_controller_epoch(cluster: LocalCluster, zookeeper: KazooClient) -> None:

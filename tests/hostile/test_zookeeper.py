@@ -12,7 +12,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -139,10 +139,12 @@ def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
 def test_silent_connections_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that send a part of a handshake; those that sent all of it stay."""
     assert admission.IDLE_TIMEOUT_MS == 10_000
-    monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 200)
-    with RawClient(server.port) as client, RawClient(server.port) as silent, RawClient(server.port) as slow:
+    with RawClient(server.port) as client, ExitStack() as stack:
         client.connect()
-        slow.socket.sendall(struct.pack(">i", 45) + bytes(20))
+        monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 200)
+        silent, slow = (stack.enter_context(RawClient(server.port)) for _ in range(2))
+        with suppress(OSError):  # a machine that stood still for so long
+            slow.socket.sendall(struct.pack(">i", 45) + bytes(20))
         assert silent.is_closed()
         assert slow.is_closed()
         assert client.exists("/").error == Code.OK
@@ -152,16 +154,17 @@ def test_dead_sessions_whose_clients_do_not_read(
     server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their connections would wait for ever to send the last answers, and count against the host."""
-    monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 200)
     with RawClient(server.port) as client, ExitStack() as stack:
         client.connect()
         client.create("/large", b"x" * 1_000_000)
-        for _ in range(5):
-            dead = stack.enter_context(RawClient(server.port))
+        several = [stack.enter_context(RawClient(server.port)) for _ in range(5)]
+        for dead in several:
             dead.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            dead.connect(100)
-            dead.send(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 10))
-        deadline = time.monotonic() + 60
+            dead.connect(1_000)
+            with suppress(OSError):  # its session has ended already, on a machine that stood still
+                dead.send(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 10))
+        monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 200)
+        deadline = time.monotonic() + 120
         while alive_connections(server.port) > 2:
             assert time.monotonic() < deadline, "their connections are still there"
             time.sleep(0.02)
@@ -216,7 +219,9 @@ def test_watched_bytes_without_end(
         assert codes == [Code.NO_NODE] * 50 + [Code.THROTTLED_OP] * 10
         client.create(f"/{0:01999d}")
         assert client.receive().error == Code.OK
-        assert client.exists(f"/{60:01999d}", watch=True).error == Code.NO_NODE, "one was told, and counts no more"
+        assert client.exists(f"/{60:01999d}", watch=True).error == Code.NO_NODE, (
+            "one was notified, and no longer counts"
+        )
 
 
 def test_sessions_without_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +309,10 @@ def test_those_who_do_not_read_end_first(server: EmbeddedZooKeeperThread, monkey
             client.send(OpCode.MULTI_READ, multi_read(OpCode.GET_DATA, ["/large"] * 15))
         large = string_bytes("/large") + b"\0"
         assert [reader.ask(OpCode.GET_DATA, large).error for _ in range(30)] == [Code.OK] * 30
-        assert alive_connections(server.port) <= 3, "the reader, the one who asks, and one who does not read"
+        deadline = time.monotonic() + 120
+        while alive_connections(server.port) > 3:  # the reader, the one who asks, and one who does not read
+            assert time.monotonic() < deadline, "those who do not read are still there"
+            time.sleep(0.02)
 
 
 class Pipe(asyncio.Transport):
@@ -357,7 +365,7 @@ def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
         flood.connection_lost(None)
         await server.stop()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
 def test_a_slow_disk_bounds_the_changes_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +376,7 @@ def test_a_slow_disk_bounds_the_changes_that_wait_for_it(tmp_path: Path, monkeyp
 
     def slow_sync(fd: int) -> None:
         if is_slow:
-            assert finish.wait(60)
+            assert finish.wait(300)
         real_sync(fd)
 
     monkeypatch.setattr(os, "fdatasync", slow_sync)
@@ -397,7 +405,7 @@ def test_a_slow_disk_bounds_the_changes_that_wait_for_it(tmp_path: Path, monkeyp
         await server.stop()
         assert len(server.tree.nodes["/"].children or ()) == 301
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
 def test_a_flood_of_dead_sessions_ends_in_slices(tmp_path: Path) -> None:
@@ -415,7 +423,7 @@ def test_a_flood_of_dead_sessions_ends_in_slices(tmp_path: Path) -> None:
         assert turns >= 9
         await server.stop()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
 def test_a_sasl_handshake_fails_with_an_answer(server: EmbeddedZooKeeperThread) -> None:
@@ -453,6 +461,6 @@ def alive_connections(port: int) -> int:
 
 
 def four_letters(port: int, word: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(word)
         return b"".join(iter(lambda: connection.recv(4_096), b""))

@@ -16,16 +16,10 @@ from pathlib import Path
 from random import Random
 
 from klamm.errors import ProtocolError
-from klamm.protocol.frames import (
-    FrameReader,
-    RequestHeader,
-    decode_request_header,
-    decode_response_header,
-    encode_request_frame,
-    encode_response_frame,
-)
+from klamm.protocol.frames import FrameReader, RequestHeader, decode_request_header, decode_response_header
 from klamm.protocol.messages import BY_KEY
 from klamm.protocol.wire import decode
+from tests.support.frames import encode_request_frame, encode_response_frame
 from tests.wire.samples import random_message
 
 CEILING_BYTES = 512 * 1024 * 1024

@@ -186,7 +186,7 @@ def test_a_damaged_log_recovers_to_a_prefix(seed: int) -> None:
 
 @given(st.integers(min_value=0, max_value=2**32))
 @settings(max_examples=150, deadline=None)
-def test_what_was_flushed_survives_a_power_cut(seed: int) -> None:
+def test_flushed_records_survive_a_power_cut(seed: int) -> None:
     rng = Random(seed)
     bench = Bench(CONFIG)
     log = bench.open()

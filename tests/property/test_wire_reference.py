@@ -5,8 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from klamm.errors import ProtocolError
 from klamm.protocol.wire import Message, decode, encode_bytes
@@ -14,21 +12,23 @@ from tests.wire.kio_bridge import Case, case_id, cases, our_class
 from tests.wire.reference import Malformed, reference_decode, reference_encode
 from tests.wire.samples import random_message
 
-FEW = settings(max_examples=10, derandomize=True, deadline=None, database=None)
+SEEDS = (*range(10), 32767)  # the last gives AlterClientQuotasRequest v1 a NaN
 
 
 @pytest.mark.parametrize("case", cases(), ids=case_id)
-@FEW
-@example(seed=32767)  # it gives AlterClientQuotasRequest v1 a NaN
-@given(seed=st.integers(0, 2**32 - 1))
-def test_compiled_equals_reference(case: Case, seed: int) -> None:
+def test_compiled_equals_reference(case: Case) -> None:
+    for seed in SEEDS:
+        assert_equals_reference(case, seed)
+
+
+def assert_equals_reference(case: Case, seed: int) -> None:
     cls, version, rng = our_class(case), case[2], Random(seed)
     message = random_message(cls, version, rng, spread=2)
     raw = encode_bytes(message, version)
     assert raw == reference_encode(message, version)
-    assert same(decode(cls, version, raw), reference_decode(cls, version, raw))
-    for view in (bytearray(raw), memoryview(raw), memoryview(b"?" + raw)[1:]):
-        assert same(decode(cls, version, view), reference_decode(cls, version, raw))
+    expected = reference_decode(cls, version, raw)
+    for view in (raw, bytearray(raw), memoryview(raw), memoryview(b"?" + raw)[1:]):
+        assert same(decode(cls, version, view), expected)
     for _ in range(4):
         damaged = bytearray(raw)
         for _ in range(rng.choice((1, 1, 2, 5))):

@@ -49,7 +49,14 @@ def on_odd_machines(program: str) -> set[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "slice_s"), [(7, state_change.SLICE_S), (12, state_change.SLICE_S), (7_001, -1.0)])
+@pytest.mark.parametrize(
+    ("seed", "slice_s"),
+    [
+        (7, state_change.SLICE_S),
+        pytest.param(12, state_change.SLICE_S, marks=pytest.mark.long),
+        pytest.param(7_001, -1.0, marks=pytest.mark.long),
+    ],
+)
 def test_level_2(seed: int, slice_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where every control request is applied one partition at a time: slices are of virtual time."""
     monkeypatch.setattr(state_change, "SLICE_S", slice_s)

@@ -1,61 +1,103 @@
-"""Level 2 with an authorizer: an intruder is refused throughout all faults. Every check has a mutant."""
+"""Level 2 with an intruder, or with impostors, who are refused throughout all faults. Every check has a mutant."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from klamm.sim.cluster_runner import run_cluster_seeds
-from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS
+from klamm.sim.cluster_runner import NewScenario, run_cluster_seeds
+from klamm.sim.command import GUARDED, PROVEN
+from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS, PROOF_MUTANTS
 from klamm.sim.guarded.guarded_scenario import GuardedScenario
+from klamm.sim.guarded.proven_scenario import ProvenScenario
+from tests.support.long_form import every
+from tests.support.mutant_runs import CAUGHT, MutantRuns, mutant_runs
+from tests.support.sim_form import IS_LONG
 
-SEEDS = 10
-REFUSED = {
+SEEDS, PROVEN_SEEDS = (10, 4) if IS_LONG else (3, 2)
+OF_BROKERS = {
     "AddPartitionsToTxn",
     "AllocateProducerIds",
     "AlterPartition",
     "ControlledShutdown",
     "Fetch",
     "LeaderAndIsr",
-    "ListOffsets",
-    "Metadata",
-    "OffsetCommit",
-    "Produce",
+    "OffsetForLeaderEpoch",
     "StopReplica",
     "UpdateMetadata",
     "WriteTxnMarkers",
 }
+OF_CLIENTS = {
+    "AddOffsetsToTxn",
+    "AlterClientQuotas",
+    "AlterConfigs",
+    "AlterPartitionReassignments",
+    "AlterReplicaLogDirs",
+    "AlterUserScramCredentials",
+    "CreateAcls",
+    "CreatePartitions",
+    "CreateTopics",
+    "DeleteAcls",
+    "DeleteGroups",
+    "DeleteRecords",
+    "DeleteTopics",
+    "DescribeAcls",
+    "DescribeClientQuotas",
+    "DescribeConfigs",
+    "DescribeGroups",
+    "DescribeLogDirs",
+    "DescribeProducers",
+    "DescribeTransactions",
+    "DescribeUserScramCredentials",
+    "ElectLeaders",
+    "EndTxn",
+    "FindCoordinator",
+    "Heartbeat",
+    "IncrementalAlterConfigs",
+    "InitProducerId",
+    "JoinGroup",
+    "LeaveGroup",
+    "ListGroups",
+    "ListOffsets",
+    "ListPartitionReassignments",
+    "Metadata",
+    "OffsetCommit",
+    "OffsetDelete",
+    "OffsetFetch",
+    "Produce",
+    "SyncGroup",
+    "TxnOffsetCommit",
+}
 
 
 @pytest.mark.timeout(600)
-def test_seeds() -> None:
-    summary = run_cluster_seeds(0, SEEDS, scenario=GuardedScenario)
+@pytest.mark.parametrize(
+    ("scenario", "seeds", "expected"),
+    [(GuardedScenario, SEEDS, OF_BROKERS | OF_CLIENTS), (ProvenScenario, PROVEN_SEEDS, OF_BROKERS | {"proofs"})],
+)
+def test_seeds(scenario: NewScenario, seeds: int, expected: set[str]) -> None:
+    summary = run_cluster_seeds(0, seeds, scenario=scenario)
     assert not summary.failures, "\n".join([*summary.failures[0].transcript[-80:], summary.failures[0].error])
     refused = {kind.removeprefix("refused ") for kind in summary.counts if kind.startswith("refused ")}
-    assert refused == REFUSED
+    assert refused == expected
     assert summary.counts["kill"] and summary.counts["sessions expired"]
 
 
+VARIANTS = {GUARDED: GUARD_MUTANTS, PROVEN: PROOF_MUTANTS}
+MUTANTS = every(5, (f"{variant} {name}" for variant, mutants in VARIANTS.items() for name in mutants))
+
+
 @pytest.fixture(scope="module")
-def mutant_runs() -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """Each in a process of its own, since it changes the source of a module; two at a time."""
-    pool = ThreadPoolExecutor(2)
-    yield {name: pool.submit(_run_mutant, name) for name in GUARD_MUTANTS}
-    pool.shutdown(cancel_futures=True)
-
-
-def _run_mutant(name: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "klamm.sim", "--level", "2", "--guarded", "--mutant", name]
-    return subprocess.run(command, capture_output=True, text=True)
+def runs() -> Iterator[MutantRuns]:
+    with mutant_runs() as made:
+        yield made
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", GUARD_MUTANTS)
-def test_mutant_is_caught(name: str, mutant_runs: dict[str, Future[subprocess.CompletedProcess[str]]]) -> None:
-    run = mutant_runs[name].result()
-    assert run.returncode == 1, f"{name} survived: {run.stdout[-500:]}{run.stderr[-500:]}"
-    assert "--level 2 --guarded" in run.stdout
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_is_caught(mutant: str, runs: MutantRuns) -> None:
+    variant, name = mutant.split()
+    run = runs.run(name, variant=variant)
+    assert run.code == CAUGHT, f"{name} survived: {run.shown[-1000:]}"
+    assert f"--level 2 --{variant}" in run.shown

@@ -203,6 +203,9 @@ async def _sent_by_production(
         async def connect(cls, *_: object, **__: object) -> Connection:
             return cls()
 
+        async def ready(self) -> None:
+            pass
+
         async def send_encoded(self, _: int, __: int, request: ControlRequest) -> None:
             held.append(asyncio.get_running_loop().create_future())
             requests.append(request)

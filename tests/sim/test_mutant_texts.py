@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
-from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS
+from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS, PROOF_MUTANTS
 from klamm.sim.mutant import Mutant
 from klamm.sim.mutants import MUTANTS
 from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
 
 
-@pytest.mark.parametrize("mutants", [MUTANTS, CLUSTER_MUTANTS, TRANSACTION_MUTANTS, GUARD_MUTANTS])
-def test_nobody_changed_the_text_under_a_mutant(mutants: dict[str, Mutant]) -> None:
+@pytest.mark.parametrize("mutants", [MUTANTS, CLUSTER_MUTANTS, TRANSACTION_MUTANTS, GUARD_MUTANTS, PROOF_MUTANTS])
+def test_every_mutant_finds_its_text(mutants: dict[str, Mutant]) -> None:
     missing = []
     for name, mutant in ((name, each) for name, it in mutants.items() for each in (it, *it.beside)):
         spec = find_spec(mutant.module)

@@ -10,6 +10,7 @@ import pytest
 
 from klamm.testing import LocalCluster
 from tests.support.calm import CALM
+from tests.support.spark_jvm import set_variables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/spark/" in item.path.as_posix() and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_DEADLINE_S))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _jvm_settings() -> None:
+    set_variables()
 
 
 @pytest.fixture(scope="session")

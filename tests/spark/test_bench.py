@@ -24,7 +24,7 @@ def test_reads_each_way(spark: SparkSession, tmp_path: Path) -> None:
     assert all(figure.value > 0 and figure.ratio is None for figure in found)
 
 
-def test_the_section_tells_goals_and_what_is_missing() -> None:
+def test_the_section_lists_goals_and_missing_rows() -> None:
     figures = [
         Figure("fast", "M rows/s", [3.0, 4.0, 2.9], [1.0, 1.0], Goal(least=2.0, ratio=3.5)),
         Figure("slow", "ms", [130.0], goal=Goal(most=120)),

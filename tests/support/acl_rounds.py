@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message
-from klamm.security.acl.bindings import AclBinding, Permission
-from tests.support.acl_table import ALICE, API_BY_NAME, BATCH, Row
+from klamm.security.acl.bindings import AclBinding
+from tests.support.acl_table import ALICE, API_BY_NAME, BATCH, TO_DELETE, Grants, Row
 from tests.support.messages import build, codes
 
 Ask = Callable[[str, Message, int], Any]
@@ -22,11 +23,12 @@ class AclRounds:
 
     def __init__(self, admin: Ask) -> None:
         self._admin = admin
+        self._topic_ids: Mapping[str, UUID] = {}
 
     def prepare(self) -> None:
-        """Make the topic `t` with one record and the group `g` with an offset of it."""
-        created = {"name": "t", "num_partitions": 1, "replication_factor": 1}
-        self._until_worked("CreateTopics", {"timeout_ms": 20_000, "topics": [created]}, 5)
+        """Make the topic `t` with one record, the group `g` with an offset of it, and the other things of the table."""
+        created = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in ("t", *TO_DELETE)]
+        self._until_worked("CreateTopics", {"timeout_ms": 20_000, "topics": created}, 5)
         partition = {"index": 0, "records": BATCH}
         sent = {"acks": -1, "timeout_ms": 9000, "topic_data": [{"name": "t", "partition_data": [partition]}]}
         self._until_worked("Produce", sent | {"transactional_id": None}, 7)
@@ -35,8 +37,12 @@ class AclRounds:
         offset = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
         commit = {"group_id": "g", "generation_id_or_member_epoch": -1}
         self._until_worked("OffsetCommit", commit | {"topics": [{"name": "t", "partitions": [offset]}]}, 3)
+        self._until_worked("InitProducerId", {"transactional_id": "listed", "transaction_timeout_ms": 10_000}, 1)
+        asked = [{"name": name} for name in ("t", *TO_DELETE)]
+        found = self._until_worked("Metadata", {"topics": asked, "allow_auto_topic_creation": False}, 10)
+        self._topic_ids = {each.name: each.topic_id for each in found.topics}
 
-    def _until_worked(self, name: str, fields: dict[str, Any], version: int) -> None:
+    def _until_worked(self, name: str, fields: dict[str, Any], version: int) -> Any:
         api = API_BY_NAME[name]
         request = build(plan(api.request, version), fields)
         deadline = time.monotonic() + PATIENCE_S
@@ -44,7 +50,7 @@ class AclRounds:
             response = self._admin(name, request, version)
             found = {code for _, code in codes(plan(api.response, version), response)}
             if found <= {0, 36}:  # TOPIC_ALREADY_EXISTS
-                return
+                return response
             if time.monotonic() > deadline:
                 raise AssertionError(f"{name} was not accepted within {PATIENCE_S:g} s: {found}")
             time.sleep(0.05)
@@ -53,22 +59,18 @@ class AclRounds:
         """Return a line per request of `User:alice` with another outcome than the table has."""
         lines = []
         for grants, expected in row.steps:
-            what = (
-                ", ".join(f"{g.kind.title} {g.name} {g.operation.title} {g.pattern.name}" for g in grants) or "nothing"
-            )
-            self._set([grant.binding() for grant in grants])
-            lines += self._compare(row, ask, expected, f"allowed {what}", versions)
-        for grants, denied, expected in row.denials():
-            self._set([*(grant.binding() for grant in grants), denied.binding(Permission.DENY)])
-            what = f"{denied.kind.title} {denied.name} {denied.operation.title}"
-            lines += self._compare(row, ask, expected, f"denied {what}", versions)
+            lines += self._compare(row, ask, grants, expected, versions)
+        for grants, denial, expected in row.denials():
+            lines += self._compare(row, ask, (*grants, denial), expected, versions)
         return lines
 
     def _compare(
-        self, row: Row, ask: Ask, expected: Any, what: str, versions: Callable[[str], range] | None
+        self, row: Row, ask: Ask, grants: Grants, expected: Any, versions: Callable[[str], range] | None
     ) -> list[str]:
+        what = "; ".join(map(str, grants)) or "no entries"
+        self._set([grant.binding() for grant in grants])
         lines = []
-        for version, request in row.requests():
+        for version, request in row.requests(self._topic_ids):
             if versions is None or version in versions(row.api):
                 found = row.outcome(version, ask(row.api, request, version))
                 if not row.agrees(expected, found):

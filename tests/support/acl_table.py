@@ -1,13 +1,17 @@
 """Every API and the authorization it needs: the errors without entries, with each of them, and with a denial.
 
 The same table is asked of klamm (tests/unit/security) and of Apache Kafka (compat/acl_table). A cluster has one broker
-with id 1, the topic `t` with one partition and one record, and the group `g` with an offset of `t`. Topics are created
-on demand. `User:alice` sends the requests.
+with id 1, the topic `t` with one partition and one record, the group `g` with an offset of `t`, the transactional id
+`listed`, and topics for rows that delete them. Topics are created on demand. `User:alice` sends the requests from
+127.0.0.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -42,7 +46,11 @@ _IN_TRANSACTION: Final = build_batch(
     base_sequence=0,
     is_transactional=True,
 )
+_OLD_BODY: Final = struct.pack(">bbii", 0, 0, -1, 1) + b"v"
+OLD_MESSAGE: Final = struct.pack(">qiI", 0, 4 + len(_OLD_BODY), zlib.crc32(_OLD_BODY)) + _OLD_BODY
+"""One message of the format 0, for the versions of Produce that know no batches."""
 _UNKNOWN_ID: Final = UUID(int=12345)
+TO_DELETE: Final = ("deleted-by-name", "deleted-by-id")
 
 NONE: Final = frozenset({"NONE"})
 NO_TOPIC: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED"})
@@ -54,16 +62,39 @@ AUTHORIZED: Final = "authorized"
 """Any outcome but an authorization error."""
 
 
+class IdOf(NamedTuple):
+    """Stands for the id of a topic, which is known only after the topic is created."""
+
+    topic: str
+
+
 class Grant(NamedTuple):
+    """One access control entry for alice; with `permission`, also one that denies."""
+
     kind: ResourceType
     name: str
     operation: AclOperation
     pattern: PatternType = PatternType.LITERAL
+    host: str = "*"
+    permission: Permission = Permission.ALLOW
 
-    def binding(self, permission: Permission = Permission.ALLOW) -> AclBinding:
+    def binding(self) -> AclBinding:
         return AclBinding(
-            ResourcePattern(self.kind, self.name, self.pattern), AclEntry(ALICE, "*", self.operation, permission)
+            ResourcePattern(self.kind, self.name, self.pattern),
+            AclEntry(ALICE, self.host, self.operation, self.permission),
         )
+
+    def __str__(self) -> str:
+        shown = f"{self.permission.name.lower()} {self.kind.title} {self.name} {self.operation.title}"
+        return f"{shown} {self.pattern.name} from {self.host}"
+
+
+def denied(grant: Grant) -> Grant:
+    return grant._replace(permission=Permission.DENY)
+
+
+def from_host(host: str, grant: Grant) -> Grant:
+    return grant._replace(host=host)
 
 
 def topic(name: str, operation: str, pattern: PatternType = PatternType.LITERAL) -> Grant:
@@ -113,11 +144,11 @@ class Row(NamedTuple):
     def declaration(self) -> Api[Any, Any]:
         return API_BY_NAME[self.api]
 
-    def requests(self) -> Iterator[tuple[int, Message]]:
+    def requests(self, topic_ids: Mapping[str, UUID]) -> Iterator[tuple[int, Message]]:
         """Yield the request at each version that klamm serves."""
         first, last = self.declaration.versions
         for version in range(max(first, self.versions[0]), min(last, self.versions[1]) + 1):
-            yield version, build(plan(self.declaration.request, version), self.fields)
+            yield version, build(plan(self.declaration.request, version), _with_ids(self.fields, topic_ids))
 
     def outcome(self, version: int, response: Any) -> Outcome:
         if self.read is not None:
@@ -138,6 +169,8 @@ class Row(NamedTuple):
         """
         if self.read is not None or self.changes:
             return
+        if any(grant.permission is Permission.DENY for grants, _ in self.steps for grant in grants):
+            return  # the row has denials of its own
         outcomes = {frozenset(grants): outcome for grants, outcome in self.steps}
         used = {grant for grants, _ in self.steps for grant in grants}
         for grants, _ in self.steps:
@@ -145,7 +178,15 @@ class Row(NamedTuple):
                 without = outcomes.get(frozenset(grants) - {grant})
                 implied = _IMPLIED.get(grant.operation)
                 if without is not None and (implied is None or grant._replace(operation=implied) not in used):
-                    yield grants, grant, without
+                    yield grants, denied(grant), without
+
+
+def _with_ids(value: Any, topic_ids: Mapping[str, UUID]) -> Any:
+    if isinstance(value, IdOf):
+        return topic_ids[value.topic]
+    if isinstance(value, dict):
+        return {name: _with_ids(each, topic_ids) for name, each in value.items()}
+    return [_with_ids(each, topic_ids) for each in value] if isinstance(value, list) else value
 
 
 def _steps(*steps: tuple[Grants, Outcome]) -> tuple[tuple[Grants, Outcome], ...]:
@@ -188,11 +229,15 @@ def _for_topics(
 
 
 def _records() -> Iterator[Row]:
-    def produce(name: str) -> dict[str, Any]:
-        sent = _one(name, records=BATCH)
+    def produce(name: str, records: bytes = BATCH) -> dict[str, Any]:
+        sent = _one(name, records=records)
         return {"acks": 1, "timeout_ms": 5000, "transactional_id": None, "topic_data": [sent]}
 
-    yield from _for_topics("Produce", "WRITE", produce, NONE, versions=(3, 11))
+    yield from _for_topics("Produce", "WRITE", produce, NONE, versions=(3, 12))
+    yield from (
+        row._replace(what=f"{row.what}, old format")
+        for row in _for_topics("Produce", "WRITE", partial(produce, records=OLD_MESSAGE), NONE, versions=(0, 2))
+    )
     yield Row(
         "Produce",
         "transactional",
@@ -208,7 +253,7 @@ def _records() -> Iterator[Row]:
             ((txn("WRITE"),), NO_TOPIC),
             ((txn("WRITE"), topic("t", "WRITE")), AUTHORIZED),
         ),
-        versions=(3, 11),
+        versions=(3, 12),
     )
 
     def fetch(name: str, replica_id: int = -1) -> dict[str, Any]:
@@ -221,17 +266,40 @@ def _records() -> Iterator[Row]:
             "replica_state": {"replica_id": replica_id, "replica_epoch": -1},
         }
 
-    yield from _for_topics("Fetch", "READ", fetch, NONE, versions=(4, 12))
-    by_id = fetch("t")
-    by_id["topics"] = [_one("t", current_leader_epoch=-1, partition_max_bytes=1000) | {"topic_id": _UNKNOWN_ID}]
-    yield Row("Fetch", "unknown id", by_id, _steps(((), frozenset({"UNKNOWN_TOPIC_ID"}))), versions=(13, 17))
+    def by_id(topic_id: UUID | IdOf, replica_id: int = -1) -> dict[str, Any]:
+        asked = fetch("t", replica_id)
+        return asked | {"topics": [one | {"topic_id": topic_id} for one in asked["topics"]]}
+
+    yield from _for_topics("Fetch", "READ", fetch, NONE, versions=(0, 12))
+    unknown = frozenset({"UNKNOWN_TOPIC_ID"})
     yield Row(
         "Fetch",
-        "follower",
-        fetch("t", replica_id=7),
-        _steps(((), NO_TOPIC), ((topic("t", "READ"),), NO_TOPIC), ((cluster("CLUSTER_ACTION"),), AUTHORIZED)),
-        versions=(4, 12),
+        "unknown id",
+        by_id(_UNKNOWN_ID),
+        _steps(((), unknown), ((topic("t", "READ"),), unknown)),
+        versions=(13, 17),
     )
+    yield Row(
+        "Fetch",
+        "known id",
+        by_id(IdOf("t")),
+        _steps(
+            ((), NO_TOPIC),
+            ((topic("t", "READ"),), NONE),
+            ((topic("*", "READ"),), NONE),
+            ((topic("t", "DESCRIBE"),), NO_TOPIC),
+            ((cluster("CLUSTER_ACTION"),), NO_TOPIC),
+        ),
+        versions=(13, 17),
+    )
+    for fields, versions in ((fetch("t", replica_id=7), (0, 12)), (by_id(IdOf("t"), replica_id=7), (13, 17))):
+        yield Row(
+            "Fetch",
+            f"follower, v{versions[0]} to v{versions[1]}",
+            fields,
+            _steps(((), NO_TOPIC), ((topic("t", "READ"),), NO_TOPIC), ((cluster("CLUSTER_ACTION"),), AUTHORIZED)),
+            versions=versions,
+        )
 
     def offsets(name: str) -> dict[str, Any]:
         return {"replica_id": -1, "topics": [_one(name, timestamp=-1, current_leader_epoch=-1, max_num_offsets=1)]}
@@ -269,6 +337,50 @@ def _topics() -> Iterator[Row]:
         _steps(((), ()), ((topic("t", "READ"),), ("t",)), ((topic("t", "CREATE"),), ())),
         versions=(1, 12),
         read=lambda response: tuple(found.name for found in response.topics if found.name == "t"),
+    )
+    yield Row(
+        "Metadata",
+        "all topics, v0",
+        {"topics": []},
+        _steps(((), ()), ((topic("t", "READ"),), ("t",)), ((topic("t", "CREATE"),), ())),
+        versions=(0, 0),
+        read=lambda response: tuple(found.name for found in response.topics if found.name == "t"),
+    )
+    yield Row(
+        "Metadata",
+        "topic t, which the request may create",
+        named("t"),
+        _steps(((), NO_TOPIC), ((topic("t", "DESCRIBE"),), NONE), ((topic("t", "CREATE"),), NO_TOPIC)),
+        versions=(0, 3),
+    )
+    yield Row(
+        "Metadata",
+        "topic no, which the request may create",
+        named("no"),
+        _steps(((), NO_TOPIC), ((topic("no", "DESCRIBE"),), NO_TOPIC), ((topic("no", "CREATE"),), NO_TOPIC)),
+        versions=(0, 3),
+    )
+    read = topic("t", "READ")
+    yield Row(
+        "Metadata",
+        "hosts",
+        named("t"),
+        _steps(
+            ((from_host("127.0.0.1", read),), NONE),
+            ((from_host("127.0.0.2", read),), NO_TOPIC),
+            ((from_host("127.0.0.2", read), from_host("127.0.0.1", topic("*", "READ"))), NONE),
+            ((read, denied(from_host("127.0.0.1", topic("t", "DESCRIBE")))), NO_TOPIC),
+            ((read, denied(from_host("127.0.0.2", topic("t", "DESCRIBE")))), NONE),
+            ((from_host("127.0.0.1", read), denied(topic("t", "DESCRIBE"))), NO_TOPIC),
+        ),
+        versions=(4, 12),
+    )
+    yield Row(
+        "Metadata",
+        "known id",
+        {"topics": [{"name": None, "topic_id": IdOf("t")}], "allow_auto_topic_creation": False},
+        _steps(((), NO_TOPIC), ((topic("t", "DESCRIBE"),), NONE), ((topic("t", "READ"),), NONE)),
+        versions=(12, 12),
     )
     yield Row(
         "Metadata",
@@ -340,7 +452,14 @@ def _topics() -> Iterator[Row]:
         "an existing topic",
         create("t"),
         _steps(((), NO_TOPIC), ((cluster("CREATE"),), frozenset({"TOPIC_ALREADY_EXISTS"}))),
-        versions=(1, 7),
+    )
+    yield Row(
+        "CreateTopics",
+        "a new topic, v0",
+        create("created-0"),
+        _steps(((), NO_TOPIC), ((topic("created-0", "WRITE"),), NO_TOPIC), ((topic("created-0", "CREATE"),), NONE)),
+        versions=(0, 0),
+        changes=True,
     )
     yield Row(
         "CreateTopics",
@@ -357,20 +476,25 @@ def _topics() -> Iterator[Row]:
             bool(response.topics[0].configs),
         ),
     )
-    yield from (
-        row
-        for row in _for_topics(
-            "DeleteTopics",
-            "DELETE",
-            lambda name: {"timeout_ms": 5000, "topic_names": [name], "topics": [{"name": name, "topic_id": ZERO_UUID}]},
-            NONE,
-        )
-        if row.what == "topic no"
-    )
+
+    def delete(name: str) -> dict[str, Any]:
+        return {"timeout_ms": 5000, "topic_names": [name], "topics": [{"name": name, "topic_id": ZERO_UUID}]}
+
+    def delete_id(topic_id: UUID | IdOf) -> dict[str, Any]:
+        return {"timeout_ms": 5000, "topics": [{"name": None, "topic_id": topic_id}]}
+
+    yield from (row for row in _for_topics("DeleteTopics", "DELETE", delete, NONE) if row.what == "topic no")
+    refused = _steps(((), NO_TOPIC), ((topic("t", "DESCRIBE"),), NO_TOPIC), ((topic("t", "ALTER"),), NO_TOPIC))
+    yield Row("DeleteTopics", "topic t without DELETE", delete("t"), refused)
+    yield Row("DeleteTopics", "known id without DELETE", delete_id(IdOf("t")), refused, versions=(6, 6))
+    by_name, by_id = TO_DELETE
+    for name, fields, version in ((by_name, delete(by_name), 5), (by_id, delete_id(IdOf(by_id)), 6)):
+        steps = _steps(((), NO_TOPIC), ((topic(name, "DESCRIBE"),), NO_TOPIC), ((topic(name, "DELETE"),), NONE))
+        yield Row("DeleteTopics", name, fields, steps, versions=(version, version), changes=True)
     yield Row(
         "DeleteTopics",
         "unknown id",
-        {"timeout_ms": 5000, "topics": [{"name": None, "topic_id": _UNKNOWN_ID}]},
+        delete_id(_UNKNOWN_ID),
         _steps(((), frozenset({"UNKNOWN_TOPIC_ID"}))),
         versions=(6, 6),
     )
@@ -435,8 +559,21 @@ def _groups() -> Iterator[Row]:
             ((), NO_GROUP),
             ((group("DESCRIBE"),), NO_TOPIC),
             ((group("READ"), topic("t", "DESCRIBE")), NONE),
+            ((topic("t", "DESCRIBE"),), NO_GROUP),
         ),
-        versions=(2, 9),
+        versions=(1, 9),
+    )
+    yield Row(
+        "OffsetFetch",
+        "topic t, v0",
+        {"group_id": "g", "topics": [asked]},
+        _steps(
+            ((), NO_GROUP),
+            ((group("DESCRIBE"),), NO_TOPIC),
+            ((group("READ"), topic("t", "DESCRIBE")), AUTHORIZED),
+            ((topic("t", "DESCRIBE"),), NO_GROUP),
+        ),
+        versions=(0, 0),
     )
     yield Row(
         "OffsetFetch",
@@ -475,7 +612,14 @@ def _groups() -> Iterator[Row]:
         "groups",
         {},
         _steps(
-            ((), ()), ((group("DESCRIBE"),), ("g",)), ((cluster("DESCRIBE"),), ("g",)), ((group("READ", "*"),), ("g",))
+            ((), ()),
+            ((group("DESCRIBE"),), ("g",)),
+            ((cluster("DESCRIBE"),), ("g",)),
+            ((group("READ", "*"),), ("g",)),
+            ((group("READ", "*"), denied(group("DESCRIBE"))), ()),
+            ((group("DESCRIBE"), denied(group("ALL", "*"))), ()),
+            ((cluster("DESCRIBE"), denied(cluster("DESCRIBE"))), ()),
+            ((cluster("DESCRIBE"), denied(group("DESCRIBE"))), ("g",)),
         ),
         read=lambda response: tuple(found.group_id for found in response.groups if found.group_id == "g"),
     )
@@ -566,7 +710,6 @@ def _transactions() -> Iterator[Row]:
         "transactional id",
         producer | {"committed": False},
         _steps(((), NO_ID), ((txn("WRITE"),), AUTHORIZED)),
-        versions=(0, 4),
     )
     yield Row(
         "TxnOffsetCommit",
@@ -580,7 +723,6 @@ def _transactions() -> Iterator[Row]:
             ((txn("WRITE"), group("READ")), NO_TOPIC),
             ((txn("WRITE"), group("READ"), topic("t", "READ")), AUTHORIZED),
         ),
-        versions=(0, 4),
     )
     yield Row(
         "DescribeTransactions",
@@ -588,7 +730,23 @@ def _transactions() -> Iterator[Row]:
         {"transactional_ids": ["y"]},
         _steps(((), NO_ID), ((Grant(ResourceType.TRANSACTIONAL_ID, "y", AclOperation.DESCRIBE),), AUTHORIZED)),
     )
-    yield Row("ListTransactions", "all", {}, _steps(((), AUTHORIZED)))
+    listed = Grant(ResourceType.TRANSACTIONAL_ID, "listed", AclOperation.DESCRIBE)
+    yield Row(
+        "ListTransactions",
+        "all",
+        {"duration_filter": -1},
+        _steps(
+            ((), ()),
+            ((listed,), ("listed",)),
+            ((listed._replace(operation=AclOperation.WRITE),), ("listed",)),
+            ((listed._replace(name="list", pattern=PatternType.PREFIXED),), ("listed",)),
+            ((txn("DESCRIBE"),), ()),
+            ((listed._replace(name="*"), denied(listed)), ()),
+        ),
+        read=lambda response: tuple(
+            found.transactional_id for found in response.transaction_states if found.transactional_id == "listed"
+        ),
+    )
     marker = {"producer_id": 7, "coordinator_epoch": 0, "topics": [{"name": "no", "partition_indexes": [0]}]}
     yield Row(
         "WriteTxnMarkers",
@@ -663,6 +821,20 @@ def _administration() -> Iterator[Row]:
         other = "DESCRIBE_CONFIGS"
         steps = _steps(((), NO_CLUSTER), ((cluster(operation),), AUTHORIZED), ((cluster(other),), NO_CLUSTER))
         yield Row(api, "cluster", fields, steps, versions)
+    yield Row(
+        "DescribeLogDirs",
+        "cluster, without an error code",
+        {"topics": None},
+        _steps(
+            ((), False),
+            ((cluster("DESCRIBE"),), True),
+            ((cluster("ALTER"),), True),
+            ((cluster("DESCRIBE_CONFIGS"),), False),
+            ((cluster("ALL"), denied(cluster("DESCRIBE"))), False),
+        ),
+        versions=(0, 2),
+        read=lambda response: bool(response.results),
+    )
     acl: dict[str, Any] = {
         "resource_type": 2,
         "resource_name": "unused",
@@ -707,7 +879,15 @@ def _administration() -> Iterator[Row]:
         "DescribeCluster",
         "operations",
         {"endpoint_type": 1, "include_cluster_authorized_operations": True},
-        _steps(((), 0), ((cluster("DESCRIBE"),), _bits("DESCRIBE"))),
+        _steps(
+            ((), 0),
+            ((cluster("DESCRIBE"),), _bits("DESCRIBE")),
+            ((cluster("ALTER"), denied(cluster("DESCRIBE"))), 0),
+            (
+                (cluster("DESCRIBE"), cluster("ALTER_CONFIGS"), denied(cluster("DESCRIBE_CONFIGS"))),
+                _bits("DESCRIBE", "ALTER_CONFIGS"),
+            ),
+        ),
         read=lambda response: response.cluster_authorized_operations,
     )
     yield Row(

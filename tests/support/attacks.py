@@ -2,8 +2,8 @@
 
     python -m tests.support.attacks --brokers 9092 9093 --zookeeper 2181 --seconds 20 --seed 7
 
-An attack is right when the broker refuses it or answers it: an attack never judges. The program prints, as JSON, how
-often each attack was carried out.
+An attack is right when the broker refuses it or answers it: an attack never judges. The program prints at its
+end, as JSON, when each attack began and ended.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ import contextlib
 import json
 import socket
 import struct
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
 from klamm.errors import KlammError
-from klamm.protocol.frames import RequestHeader, encode_request_frame
+from klamm.model import ZERO_UUID
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.incremental_alter_configs import (
@@ -31,80 +28,33 @@ from klamm.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from klamm.protocol.messages.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopicState,
+)
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from klamm.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
 from klamm.protocol.messages.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
     UpdateMetadataRequest,
+    UpdateMetadataTopicState,
 )
-from klamm.protocol.record_batch import Record, build_batch
-from klamm.protocol.wire import Message
+from klamm.zk.model.ops import ZkError
+from tests.support.attack_target import MIB, Target, frame, many, read_answers, send_each_version
+from tests.support.record_attacks import broken_inside, damaged_batches, odd_headers
+from tests.support.znode_attacks import damaged_controller_epoch, deleted_registration, multi_reads
 
-LOOPBACK: Final = "127.0.0.1"
-TIMEOUT_S: Final = 30.0
-MIB: Final = 1 << 20
 BROKER: Final = 4
 """The resource type of a broker in AlterConfigs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A cluster under attack. `size` scales every attack; 1 is the size that once froze a broker."""
-
-    ports: Sequence[int]
-    zookeeper: int
-    topic: str
-    partitions: int
-    rng: Random
-    size: float = 1.0
-
-    def count(self, full: int) -> int:
-        return max(1, int(full * self.size))
-
-    def connect(self) -> socket.socket:
-        return self.connect_to(self.rng.choice(self.ports))
-
-    def connect_to(self, port: int) -> socket.socket:
-        return socket.create_connection((LOOPBACK, port), TIMEOUT_S)
-
-    def connect_zookeeper(self) -> socket.socket:
-        return socket.create_connection((LOOPBACK, self.zookeeper), TIMEOUT_S)
-
-
-def frame(request: Message, version: int, correlation_id: int = 1) -> bytes:
-    return b"".join(encode_request_frame(RequestHeader(request.KEY, version, correlation_id, "attacker"), request))
-
-
-def read_answers(connection: socket.socket, count: int = 1) -> None:
-    """Reads `count` responses without keeping them."""
-    for _ in range(count):
-        head = _read(connection, 4)
-        if head is None or _read(connection, struct.unpack(">i", head)[0]) is None:
-            return
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    last = b""
-    while size > 0:
-        part = connection.recv(min(size, MIB))
-        if not part:
-            return None
-        size -= len(part)
-        last = part
-    return last
-
-
-@contextlib.contextmanager
-def many(target: Target, count: int) -> Iterator[list[socket.socket]]:
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(target.connect()) for _ in range(count)]
+FORGED_EPOCH: Final = 1_000_000
 
 
 # --- brokers: size and number ---
@@ -196,7 +146,7 @@ def fetch_sessions(target: Target) -> None:
 
 def churn(target: Target) -> None:
     """Connections that come and go."""
-    for _ in range(target.count(500)):
+    for _ in range(target.count(5_000)):
         target.connect().close()
 
 
@@ -248,27 +198,71 @@ def giant_offset_metadata(target: Target) -> None:
 def forged_update(target: Target) -> None:
     """An UpdateMetadata of a controller that does not exist sends clients elsewhere."""
     endpoint = UpdateMetadataEndpoint(port=1, host="nowhere.invalid", listener="PLAINTEXT", security_protocol=0)
+    states = [
+        UpdateMetadataPartitionState(
+            topic_name=target.topic,
+            partition_index=partition,
+            controller_epoch=FORGED_EPOCH,
+            leader=1,
+            leader_epoch=FORGED_EPOCH,
+            isr=(1,),
+            zk_version=FORGED_EPOCH,
+            replicas=(1,),
+        )
+        for partition in range(target.partitions)
+    ]
     request = UpdateMetadataRequest(
         controller_id=1,
-        controller_epoch=1_000_000,
+        controller_epoch=FORGED_EPOCH,
         broker_epoch=1 << 60,
+        ungrouped_partition_states=states,
+        topic_states=[UpdateMetadataTopicState(topic_name=target.topic, topic_id=ZERO_UUID, partition_states=states)],
         live_brokers=[UpdateMetadataBroker(id_=1, endpoints=[endpoint])],
     )
-    _send_each_version(target, request, (5, 6, 7))
+    send_each_version(target, request, (4, 5, 6, 7))
+
+
+def forged_leader(target: Target) -> None:
+    """A LeaderAndIsr of a controller that does not exist makes another broker the leader of everything."""
+    leader = len(target.ports) + 1
+    states = [
+        LeaderAndIsrPartitionState(
+            topic_name=target.topic,
+            partition_index=partition,
+            controller_epoch=FORGED_EPOCH,
+            leader=leader,
+            leader_epoch=FORGED_EPOCH,
+            isr=(leader,),
+            partition_epoch=FORGED_EPOCH,
+            replicas=(leader,),
+        )
+        for partition in range(target.partitions)
+    ]
+    request = LeaderAndIsrRequest(
+        controller_id=1,
+        controller_epoch=FORGED_EPOCH,
+        broker_epoch=1 << 60,
+        live_leaders=(),
+        ungrouped_partition_states=states,
+        topic_states=[LeaderAndIsrTopicState(topic_name=target.topic, topic_id=ZERO_UUID, partition_states=states)],
+    )
+    send_each_version(target, request, (1, 2, 4, 7))
 
 
 def forged_stop(target: Target) -> None:
     """A StopReplica of a controller that does not exist deletes the topic."""
     states = [StopReplicaPartitionState(partition_index=n, delete_partition=True) for n in range(target.partitions)]
     topics = [StopReplicaTopicState(topic_name=target.topic, partition_states=states)]
-    request = StopReplicaRequest(controller_id=1, controller_epoch=1_000_000, broker_epoch=1 << 60, topic_states=topics)
-    _send_each_version(target, request, (3,))
+    request = StopReplicaRequest(
+        controller_id=1, controller_epoch=FORGED_EPOCH, broker_epoch=1 << 60, topic_states=topics
+    )
+    send_each_version(target, request, (3,))
 
 
 def forged_shutdown(target: Target) -> None:
     """A ControlledShutdown in the name of a broker that is well."""
     for broker_id in range(1, len(target.ports) + 1):
-        _send_each_version(target, ControlledShutdownRequest(broker_id=broker_id, broker_epoch=1 << 60), (0, 1, 2, 3))
+        send_each_version(target, ControlledShutdownRequest(broker_id=broker_id, broker_epoch=1 << 60), (0, 1, 2, 3))
 
 
 def lock_out(target: Target) -> None:
@@ -276,31 +270,7 @@ def lock_out(target: Target) -> None:
     for key in ("max.connections", "max.connections.per.ip"):
         configs = [AlterableConfig(name=key, config_operation=0, value="0")]
         resource = AlterConfigsResource(resource_type=BROKER, resource_name="1", configs=configs)
-        _send_each_version(target, IncrementalAlterConfigsRequest(resources=[resource], validate_only=False), (0,))
-
-
-def damaged_batches(target: Target) -> None:
-    """Batches with flipped bytes, reserved bits and odd times."""
-    whole = build_batch([Record(timestamp=-5, value=target.rng.randbytes(200)) for _ in range(5)])
-    for _ in range(target.count(20)):
-        data = bytearray(whole)
-        for _ in range(target.rng.randrange(1, 4)):
-            data[target.rng.randrange(len(data))] ^= 1 << target.rng.randrange(8)
-        parts = [PartitionProduceData(index=0, records=bytes(data))]
-        request = ProduceRequest(
-            acks=1, timeout_ms=1_000, topic_data=[TopicProduceData(name="nothing", partition_data=parts)]
-        )
-        with target.connect() as connection:
-            connection.sendall(frame(request, 9))
-            read_answers(connection)
-
-
-def _send_each_version(target: Target, request: Message, versions: Sequence[int]) -> None:
-    for version in versions:
-        for port in target.ports:
-            with target.connect_to(port) as connection:
-                connection.sendall(frame(request, version))
-                read_answers(connection)
+        send_each_version(target, IncrementalAlterConfigsRequest(resources=[resource], validate_only=False), (0,))
 
 
 # --- the embedded ZooKeeper ---
@@ -327,7 +297,7 @@ def zookeeper_auth(target: Target) -> None:
 def zookeeper_silence(target: Target) -> None:
     """Connections that never send a handshake."""
     with contextlib.ExitStack() as stack:
-        for _ in range(target.count(200)):
+        for _ in range(target.count(1_000)):
             stack.enter_context(target.connect_zookeeper())
 
 
@@ -355,29 +325,38 @@ ATTACKS: Final[tuple[Callable[[Target], None], ...]] = (
     giant_group_metadata,
     giant_offset_metadata,
     forged_update,
+    forged_leader,
     forged_stop,
     forged_shutdown,
     lock_out,
     damaged_batches,
+    odd_headers,
+    broken_inside,
     zookeeper_auth,
     zookeeper_silence,
     zookeeper_paths,
+    multi_reads,
+    deleted_registration,
+    damaged_controller_epoch,
 )
 
 
-def run(target: Target, seconds: float) -> Counter[str]:
-    """Every attack once, in a random order, then all again, until the time is over and each had its turn."""
-    done: Counter[str] = Counter()
+def run(target: Target, seconds: float) -> list[tuple[float, float, str]]:
+    """Every attack once, in a random order, then all again, until the time is over and each had its turn.
+
+    Returns begin, end and name of each attack.
+    """
+    done: list[tuple[float, float, str]] = []
     end = time.monotonic() + seconds
     while True:
         for attack in target.rng.sample(ATTACKS, len(ATTACKS)):
-            if time.monotonic() > end and len(done) == len(ATTACKS):
+            if time.monotonic() > end and len(done) >= len(ATTACKS):
                 return done
-            done[attack.__name__] += 1
-            print(f"{time.time():.3f} {attack.__name__}", file=sys.stderr, flush=True)
+            began = time.time()
             # A closed connection or a missing answer is one of the right responses to an attack.
-            with contextlib.suppress(OSError, KlammError):
+            with contextlib.suppress(OSError, EOFError, KlammError, ZkError):
                 attack(target)
+            done.append((began, time.time(), attack.__name__))
 
 
 def main() -> None:
@@ -386,12 +365,13 @@ def main() -> None:
     parser.add_argument("--zookeeper", type=int, required=True, help="port of the embedded ZooKeeper")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--damaged-topic", default="damaged", help="takes the records of the attacks")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=float, default=1.0, help="of the attacks; 1 is their full size")
     args = parser.parse_args()
     rng = Random(args.seed)
-    target = Target(args.brokers, args.zookeeper, args.topic, args.partitions, rng, args.size)
+    target = Target(args.brokers, args.zookeeper, args.topic, args.partitions, rng, args.size, args.damaged_topic)
     print(json.dumps(run(target, args.seconds)))
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,9 +32,10 @@ def refuse_to_start(config: Path, *overrides: str) -> str:
 
 
 class BrokerProcess:
-    """A single broker without LocalCluster; `ready` is the content of its ready file."""
+    """A single broker without LocalCluster; `ready` is the content of its ready file. `program` runs instead of it."""
 
-    def __init__(self, config: Path, *, through_cli: bool = False) -> None:
+    def __init__(self, config: Path, *, through_cli: bool = False, program: Sequence[str] = ()) -> None:
+        self._program = program
         self._config = config
         self._ready_file = config.with_name(config.name + ".ready")
         self._log = config.with_name(config.name + ".log")
@@ -59,7 +60,7 @@ class BrokerProcess:
         """Starts the process and waits for nothing."""
         self._ready_file.unlink(missing_ok=True)
         module = ["klamm.cli.main", "broker"] if self._through_cli else ["klamm.server"]
-        command = [sys.executable, "-m", *module, "--config", str(self._config)]
+        command = [sys.executable, *(self._program or ["-m", *module]), "--config", str(self._config)]
         if not self._through_cli:
             command += ["--ready-file", str(self._ready_file)]
         with self._log.open("ab") as log:

@@ -16,3 +16,16 @@ def until(page: Page, expression: str, argument: Any = None) -> None:
     while not page.evaluate(expression, argument):
         assert time.monotonic() < deadline, f"{expression}: not within {WAIT_S:g} s in {page.url}"
         page.wait_for_timeout(50)
+
+
+def is_one_row(page: Page, toolbar: str, width: int) -> bool:
+    """Whether all parts of a toolbar are beside each other, within the window, at this width of the window."""
+    height = (page.viewport_size or {"height": 900})["height"]
+    page.set_viewport_size({"width": width, "height": height})
+    fits = """(toolbar) => {
+        const row = document.querySelector(toolbar);
+        const boxes = [...row.children].map((it) => it.getBoundingClientRect()).filter((it) => it.width && it.height);
+        const isBeside = Math.max(...boxes.map((it) => it.top)) < Math.min(...boxes.map((it) => it.bottom));
+        return isBeside && Math.max(...boxes.map((it) => it.right)) <= innerWidth;
+    }"""
+    return bool(page.evaluate(fits, toolbar))

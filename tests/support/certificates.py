@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _YEAR = datetime.timedelta(days=365)
+_DAY = datetime.timedelta(days=1)
+STORE_PASSWORD = "the word of the stores"
+"""The password of PKCS12 files."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +78,20 @@ class Authority:
             [pkcs12.PKCS12Certificate(self.certificate, b"ca")], BestAvailableEncryption(password.encode())
         )
 
-    def issue(self, *attributes: tuple[x509.ObjectIdentifier, str]) -> Issued:
-        """Sign a certificate for localhost with this subject; by default CN=localhost."""
+    def issue(
+        self,
+        *attributes: tuple[x509.ObjectIdentifier, str],
+        names: Sequence[str] = ("localhost", "127.0.0.1", "::1"),
+        ended: bool = False,
+    ) -> Issued:
+        """Sign a certificate with this subject, by default CN=localhost, for these hosts. `ended`: it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         named = attributes or ((NameOID.COMMON_NAME, "localhost"),)
         subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in named])
-        addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         certificate = (
-            _builder(subject, self.certificate.subject, key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
+            _builder(subject, self.certificate.subject, key, ends_in=-_DAY if ended else _YEAR)
+            .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(is_authority=False), critical=True)
             .add_extension(
@@ -96,7 +104,19 @@ class Authority:
         return Issued(key, certificate, self.certificate)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    ends_in: datetime.timedelta = _YEAR,
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -105,7 +125,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _YEAR)
-        .not_valid_after(now + _YEAR)
+        .not_valid_after(now + ends_in)
     )
 
 
@@ -125,18 +145,42 @@ def _usage(*, is_authority: bool) -> x509.KeyUsage:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The files of one broker and one client, and their authority."""
+    """The files of one broker and one client, and their authority. `ca` and `client` are PEM in every form."""
 
     authority: Authority
+    form: str
     ca: Path
     broker: Path
     client: Path
+    truststore: Path
+
+    def new_keystore(self, *, authority: Authority | None = None) -> bytes:
+        """A keystore of this form with a new key of the broker."""
+        issued = (authority or self.authority).issue()
+        return issued.pkcs12(STORE_PASSWORD) if self.form == "PKCS12" else issued.pem
+
+    def settings(self) -> dict[str, object]:
+        """Kafka's keys for a broker."""
+        found: dict[str, object] = {
+            "ssl.keystore.location": self.broker,
+            "ssl.keystore.type": self.form,
+            "ssl.truststore.location": self.truststore,
+            "ssl.truststore.type": self.form,
+        }
+        if self.form == "PKCS12":
+            found |= {"ssl.keystore.password": STORE_PASSWORD, "ssl.truststore.password": STORE_PASSWORD}
+        return found
 
 
-def write_tls_files(directory: Path) -> TlsFiles:
+def write_tls_files(directory: Path, form: str = "PEM") -> TlsFiles:
     authority = Authority()
-    files = TlsFiles(authority, directory / "ca.pem", directory / "broker.pem", directory / "client.pem")
-    files.ca.write_bytes(authority.pem)
-    files.broker.write_bytes(authority.issue().pem)
-    files.client.write_bytes(authority.issue((NameOID.COMMON_NAME, "alice"), (NameOID.ORGANIZATION_NAME, "klamm")).pem)
+    ca, client = directory / "ca.pem", directory / "client.pem"
+    ca.write_bytes(authority.pem)
+    client.write_bytes(authority.issue((NameOID.COMMON_NAME, "alice"), (NameOID.ORGANIZATION_NAME, "klamm")).pem)
+    if form == "PEM":
+        files = TlsFiles(authority, form, ca, directory / "broker.pem", client, ca)
+    else:
+        files = TlsFiles(authority, form, ca, directory / "broker.p12", client, directory / "truststore.p12")
+        files.truststore.write_bytes(authority.truststore(STORE_PASSWORD))
+    files.broker.write_bytes(files.new_keystore())
     return files

@@ -300,7 +300,7 @@ class Chain:
             client = RawClient(self.cluster.port(self.cluster.leader(TARGET, partition)))
             data = client.fetch(TARGET, 0, partition=partition)
             ends += data.high_watermark
-            if data.last_stable_offset != data.high_watermark:
+            if data.error_code or data.last_stable_offset != data.high_watermark:  # the leader may move
                 found.append(partition)
         self.aborted = ends - self._written
         return found

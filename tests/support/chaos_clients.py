@@ -23,6 +23,7 @@ TICK_S: Final = 0.01
 BETWEEN_ACKS_S: Final = 0.2
 """The last acknowledgement before a fault is about so old: a gap that begins so shortly before it is of its making."""
 MESSAGE_TIMEOUT_MS: Final = 240_000
+COMMIT_S: Final = 120.0
 MAY_FAIL: Final = (KafkaError._MSG_TIMED_OUT,)
 """Nobody knows of a record that timed out whether it was written; every other failure is a mistake of the cluster."""
 
@@ -144,7 +145,7 @@ class Writer(Worker):
             self._producer.poll(TICK_S)
         if (left := self._producer.flush(2 * MESSAGE_TIMEOUT_MS / 1000)) != 0:
             stuck = f"{self.name}: {left} records are neither acknowledged nor timed out"
-            self.account.problems.append(f"{stuck}; the client says of itself: {_condensed(self._statistics)}")
+            self.account.problems.append(f"{stuck}; the client reports: {_condensed(self._statistics)}")
 
     def _write(self, partition: int) -> None:
         key = self._writer, partition
@@ -172,17 +173,19 @@ class Writer(Worker):
 
 def _condensed(statistics: str) -> str:
     """The data that explains why a librdkafka producer is stuck: its state, its requests under way and its queues."""
-    told = json.loads(statistics)
+    reported = json.loads(statistics)
     brokers = {
         name: {key: broker.get(key) for key in ("state", "stateage", "outbuf_cnt", "waitresp_cnt", "req_timeouts")}
-        for name, broker in told.get("brokers", {}).items()
+        for name, broker in reported.get("brokers", {}).items()
     }
     partitions = {
         f"{topic}-{number}": {key: each.get(key) for key in ("broker", "msgq_cnt", "xmit_msgq_cnt", "msgs_inflight")}
-        for topic, found in told.get("topics", {}).items()
+        for topic, found in reported.get("topics", {}).items()
         for number, each in found["partitions"].items()
     }
-    return json.dumps({"at": told.get("time"), "eos": told.get("eos"), "brokers": brokers, "partitions": partitions})
+    return json.dumps(
+        {"at": reported.get("time"), "eos": reported.get("eos"), "brokers": brokers, "partitions": partitions}
+    )
 
 
 class Reader(Worker):
@@ -231,9 +234,20 @@ def group_settings(servers: str, group: str) -> dict[str, Any]:
 def commit_zero(servers: str, topic: str, group: str, partitions: int) -> None:
     """Gives the group an offset in every partition, so that a missing offset is a lost one."""
     consumer = Consumer({**group_settings(servers, group), "enable.auto.commit": False})
-    offsets = [TopicPartition(topic, partition, 0) for partition in range(partitions)]
-    consumer.commit(offsets=offsets, asynchronous=False)
+    commit(consumer, [TopicPartition(topic, partition, 0) for partition in range(partitions)])
     consumer.close()
+
+
+def commit(consumer: Consumer, offsets: list[TopicPartition]) -> None:
+    """Commits offsets, again if the group's coordinator is not there yet or moves."""
+    deadline = time.monotonic() + COMMIT_S
+    while True:
+        try:
+            consumer.commit(offsets=offsets, asynchronous=False)
+            return
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
 
 
 def committed(servers: str, topic: str, group: str, partitions: int) -> dict[int, int] | None:
@@ -268,6 +282,22 @@ def read_log(servers: str, topic: str, partitions: int, timeout_s: float) -> dic
     return out
 
 
+def read_through(servers: str, topic: str, timeout_s: float) -> None:
+    """Read partition 0 from its beginning to its end, whatever its records are: nothing in it stops a consumer."""
+    settings = {**group_settings(servers, "audit"), "enable.auto.commit": False, "check.crcs": True}
+    consumer = Consumer({**settings, "enable.partition.eof": True})
+    deadline = time.monotonic() + timeout_s
+    _, high = _watermarks(consumer, TopicPartition(topic, 0), deadline)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    is_at_end = False
+    while not is_at_end:
+        assert time.monotonic() < deadline, f"{topic} was not read up to offset {high}"
+        for message in consumer.consume(10_000, 0.5):
+            error = message.error()
+            is_at_end = is_at_end or (error is not None and error.code() == KafkaError._PARTITION_EOF)
+    consumer.close()
+
+
 def _watermarks(consumer: Consumer, partition: TopicPartition, deadline: float) -> tuple[int, int]:
     """Asks again while leaders move: the brokers still rebalance them by themselves."""
     while True:
@@ -291,7 +321,7 @@ def check(account: Account, log: Mapping[int, list[Written]]) -> list[str]:
     for (reader, partition), seen in account.consumed.items():
         wrong = [o for o, read in seen.items() if o >= len(log[partition]) or log[partition][o] != read]
         if wrong:
-            problems.append(f"reader-{reader} read at {_few(wrong)} of {partition} what is not there any more")
+            problems.append(f"reader-{reader} read at {_few(wrong)} of {partition} what is no longer there")
     return problems
 
 

@@ -73,14 +73,14 @@ class Brokers:
         assert log is not None
         return log
 
-    def elect(self, leader: int, isr: Sequence[int] | None = None, *, tell: Sequence[int] | None = None) -> None:
+    def elect(self, leader: int, isr: Sequence[int] | None = None, *, notify: Sequence[int] | None = None) -> None:
         """A new leader epoch, told to all brokers or to those named."""
         self.leader = leader
         self.leader_epoch += 1
-        for broker_id in self.ids if tell is None else tell:
-            self.tell(broker_id, isr)
+        for broker_id in self.ids if notify is None else notify:
+            self.notify(broker_id, isr)
 
-    def tell(self, broker_id: int, isr: Sequence[int] | None = None) -> None:
+    def notify(self, broker_id: int, isr: Sequence[int] | None = None) -> None:
         """The LeaderAndIsr of the current epoch reaches one broker."""
         broker = self.brokers[broker_id]
         broker.lead(

@@ -66,6 +66,7 @@ from klamm.replica.transaction_verification import append_transactional
 
 Resp = TypeVar("Resp", bound=Message)
 M = TypeVar("M", bound=Message)
+R = TypeVar("R")
 START_MS = 1_700_000_000_000
 
 
@@ -89,11 +90,12 @@ class ScriptedController:
         self.submitted: list[events.ControllerEvent] = []
         self.script: Callable[[events.ControllerEvent], EventReply | None] = lambda event: None
 
-    def submit(self, event: events.ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[Any]:
-        self.submitted.append(event)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        reply = self.script(event)
-        future.set_result(event.refusal() if reply is None else reply)
+    def submit(self, event: events.Event[R], timeout_ms: int | None = None) -> asyncio.Future[R]:
+        known = cast(events.ControllerEvent, event)  # the union has every event that there is
+        self.submitted.append(known)
+        future: asyncio.Future[R] = self._loop.create_future()
+        reply = self.script(known)
+        future.set_result(event.refusal() if reply is None else cast(R, reply))
         return future
 
 
@@ -109,6 +111,20 @@ class RecordingGroups:
 
     def on_partitions_deleted(self, partitions: Sequence[TopicPartition]) -> None:
         self.deleted += partitions
+
+
+async def _in_steps(result: Any) -> Any:
+    while isinstance(result, (GeneratorType, asyncio.Future)):
+        if isinstance(result, asyncio.Future):
+            result = await result
+            continue
+        try:
+            while True:
+                next(result)
+                await asyncio.sleep(0)
+        except StopIteration as done:
+            result = done.value
+    return result
 
 
 class OneBroker:
@@ -220,6 +236,10 @@ class OneBroker:
         received, _ = decode(type(request), version, encode_bytes(request, version))
         return api.handle(self.broker, self.context(request.KEY, version, **context), received)
 
+    def begin(self, api: Api[Any, Any], request: Message, version: int, **context: Any) -> asyncio.Future[Any]:
+        """Handle a request as the network layer does: one step of a sliced handler per turn of the loop."""
+        return self.loop.create_task(_in_steps(self.dispatch(api, request, version, **context)))
+
     def context(
         self, key: int, version: int, *, client_id: str | None = "test", listener: str = "PLAINTEXT", order: int = 1
     ) -> RequestContext:
@@ -275,6 +295,7 @@ class OneBroker:
         partition_epoch: int = 0,
         broker_epoch: int = -1,
         version: int = 7,
+        is_new: bool = True,
     ) -> LeaderAndIsrResponse:
         def state(topic: str, index: int) -> LeaderAndIsrPartitionState:
             return LeaderAndIsrPartitionState(
@@ -286,7 +307,7 @@ class OneBroker:
                 isr=isr,
                 partition_epoch=partition_epoch,
                 replicas=replicas,
-                is_new=True,
+                is_new=is_new,
             )
 
         request = LeaderAndIsrRequest(

@@ -84,6 +84,13 @@ class RealZooKeeper:
             self._process.terminate()
         self._process.wait()
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def log_tail(self) -> str:
+        return self._log.read_text()[-2_000:]
+
     def _security_options(self) -> list[str]:
         options = []
         if self._users is not None:
@@ -123,7 +130,7 @@ class RealZooKeeper:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self._process.kill()
                 self._process.wait()
-                raise AssertionError(f"ZooKeeper did not start:\n{self._log.read_text()[-2_000:]}")
+                raise AssertionError(f"ZooKeeper did not start:\n{self.log_tail()}")
             time.sleep(0.05)
 
     def _is_ok(self) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -18,6 +19,7 @@ from klamm.local.ports import LOOPBACK
 T = TypeVar("T")
 _HEADER: Final = Struct(">ihhih")
 """Size, API key, version and correlation id of the first request, and the length of the client id behind them."""
+_API_KEY_POSITION: Final = 4
 _LAST_BYTES_S: Final = 0.5
 """After its last bytes a connection stays open for this long, so that the broker handles them before it learns of the
 end."""
@@ -62,6 +64,15 @@ class Endpoint(asyncio.Protocol):
                 target.close()
 
 
+def _api_keys(data: bytes) -> Iterator[int]:
+    """Yield the API key of each request; `data` begins with a request, and the last one may be incomplete."""
+    at = 0
+    while len(data) - at >= _HEADER.size:
+        size, api_key, *_ = _HEADER.unpack_from(data, at)
+        yield api_key
+        at += _API_KEY_POSITION + size
+
+
 class ClientSide(Endpoint):
     """The side of the client: connects to the broker when the client has connected here."""
 
@@ -69,6 +80,8 @@ class ClientSide(Endpoint):
         super().__init__()
         self._relay = relay
         self.client_id = ""
+        self.on_held: Callable[[], None] | None = None
+        """Called when bytes of the client are held back."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -81,6 +94,17 @@ class ClientSide(Endpoint):
             *_, length = _HEADER.unpack_from(data)
             self.client_id = data[_HEADER.size : _HEADER.size + max(length, 0)].decode()
         super().data_received(data)
+        if self.is_held and self.on_held is not None:
+            self.on_held()
+
+    def is_holding(self, api_key: int) -> bool:
+        """Return whether a request of this API is held back."""
+        return api_key in _api_keys(b"".join(self.kept))
+
+    def reset(self) -> None:
+        """End the connection for the client. The broker does not learn of it while the connection is held."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -130,6 +154,13 @@ class Relay:
         client.pass_on()
 
 
+def _reset_all(connections: list[ClientSide], api_key: int) -> None:
+    """Reset these connections if one of them holds a request of this API."""
+    if any(connection.is_holding(api_key) for connection in connections):
+        for connection in connections:
+            connection.reset()
+
+
 class Relays:
     """One relay per broker, in a thread of its own. `ports` has the address of each relay by broker id."""
 
@@ -145,9 +176,12 @@ class Relays:
     def bootstrap_servers(self) -> str:
         return ",".join(f"{LOOPBACK}:{port}" for port in self.ports.values())
 
-    def hold(self, client_id: str) -> None:
-        """Hold the present connections of a client. It can connect again."""
-        self._run(self._hold([*self._relays.values()], client_id))
+    def hold(self, client_id: str, *, resets_at: int | None = None) -> None:
+        """Hold the present connections of a client. It can connect again.
+
+        `resets_at`: when a request of this API is held back, the client loses all of these connections.
+        """
+        self._run(self._hold([*self._relays.values()], client_id, resets_at=resets_at))
 
     def cut(self, broker_id: int, *, with_new: bool) -> None:
         """Hold the present connections of all clients to a broker; `with_new`: and those that they open meanwhile."""
@@ -169,12 +203,19 @@ class Relays:
         port: int = server.sockets[0].getsockname()[1]
         return port
 
-    async def _hold(self, relays: list[Relay], client_id: str | None, *, is_cut: bool = False) -> None:
+    async def _hold(
+        self, relays: list[Relay], client_id: str | None, *, is_cut: bool = False, resets_at: int | None = None
+    ) -> None:
+        held: list[ClientSide] = []
         for relay in relays:
             relay.is_cut = relay.is_cut or is_cut
             for connection in relay.connections:
                 if client_id in (None, connection.client_id):
                     connection.hold()
+                    held.append(connection)
+        if resets_at is not None:
+            for connection in held:
+                connection.on_held = partial(_reset_all, held, resets_at)
 
     async def _release(self) -> int:
         late = 0

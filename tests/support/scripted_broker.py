@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from struct import unpack
 
-from klamm.protocol.frames import decode_request_header, encode_response_frame
+from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages import request_class
 from klamm.protocol.messages.metadata import (
     MetadataResponse,
@@ -18,6 +18,7 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.protocol.wire import Message, decode
+from tests.support.frames import encode_response_frame
 
 Answer = Callable[[Message], Message | None]
 """None: the connection is closed, and the answer is lost."""
@@ -33,10 +34,10 @@ def scripted_broker(answer: Answer) -> Iterator[tuple[str, int]]:
                 frame = stream.read(unpack(">i", size)[0])
                 header, position = decode_request_header(frame)
                 request, _ = decode(request_class(header.api_key), header.api_version, frame, position)
-                told = answer(request)
-                if told is None:
+                reported = answer(request)
+                if reported is None:
                     return
-                connection.sendall(b"".join(encode_response_frame(header.correlation_id, told, header.api_version)))
+                connection.sendall(b"".join(encode_response_frame(header.correlation_id, reported, header.api_version)))
 
     def accept() -> None:
         with contextlib.suppress(OSError):

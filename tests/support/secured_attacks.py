@@ -17,8 +17,8 @@ from klamm.protocol.messages.metadata import MetadataRequest
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from klamm.protocol.wire import decode
-from tests.support import attacks
-from tests.support.attacks import MIB, Target, frame
+from tests.support import attacks, record_attacks
+from tests.support.attack_target import LOOPBACK, MIB, TIMEOUT_S, Target, frame, read_answers
 
 _CORRELATION_BYTES: Final = 4
 _SHORT_S: Final = 2.0
@@ -44,18 +44,18 @@ class SecuredTarget(Target):
     def encrypted(self, port: int) -> ssl.SSLSocket:
         """A connection after its TLS handshake, before any login."""
         context = ssl.create_default_context(cafile=self.ca)
-        plain = socket.create_connection((attacks.LOOPBACK, port), attacks.TIMEOUT_S)
+        plain = socket.create_connection((LOOPBACK, port), TIMEOUT_S)
         return context.wrap_socket(plain, server_hostname="localhost")
 
     def bare(self) -> socket.socket:
         """A connection without a TLS handshake."""
-        return socket.create_connection((attacks.LOOPBACK, self.rng.choice(self.ports)), attacks.TIMEOUT_S)
+        return socket.create_connection((LOOPBACK, self.rng.choice(self.ports)), TIMEOUT_S)
 
 
 def log_in(connection: socket.socket, user: str, password: str) -> None:
     """Raises ConnectionError if the broker refuses."""
     connection.sendall(frame(SaslHandshakeRequest(mechanism="PLAIN"), 1))
-    attacks.read_answers(connection)
+    read_answers(connection)
     connection.sendall(frame(SaslAuthenticateRequest(auth_bytes=f"\0{user}\0{password}".encode()), 0))
     answer = read_answer(connection)
     response, _ = decode(SaslAuthenticateResponse, 0, answer, _CORRELATION_BYTES)
@@ -109,13 +109,13 @@ def damaged_handshakes(target: SecuredTarget) -> None:
             data[target.rng.randrange(len(data))] ^= 1 << target.rng.randrange(8)
         record = struct.pack(">BHH", target.rng.randrange(256), 0x0303, target.rng.randrange(1 << 16))
         sent = (bytes(data), hello + hello, hello + record + bytes(100), record + target.rng.randbytes(200))
-        _send_and_hear(target.bare(), sent[number % len(sent)])
+        _send_and_receive(target.bare(), sent[number % len(sent)])
 
 
 def plain_requests(target: SecuredTarget) -> None:
     """Kafka's protocol, HTTP and zeros without encryption."""
     for data in (frame(MetadataRequest(topics=None), 7), b"GET / HTTP/1.1\r\n\r\n", bytes(5000)):
-        _send_and_hear(target.bare(), data)
+        _send_and_receive(target.bare(), data)
 
 
 def torn_records(target: SecuredTarget) -> None:
@@ -125,7 +125,7 @@ def torn_records(target: SecuredTarget) -> None:
         raw = socket.socket(fileno=connection.detach())
         with raw:
             raw.settimeout(_SHORT_S)
-            _send_and_hear(raw, target.rng.randbytes(target.rng.randrange(1, 4000)))
+            _send_and_receive(raw, target.rng.randbytes(target.rng.randrange(1, 4000)))
 
 
 # --- the states of SASL ---
@@ -153,7 +153,7 @@ def sasl_states(target: SecuredTarget) -> None:
     )
     for _ in range(target.count(30)):
         connection = target.encrypted(target.rng.choice(target.ports))
-        _send_and_hear(connection, b"".join(target.rng.choices(moves, k=target.rng.randrange(1, 6))))
+        _send_and_receive(connection, b"".join(target.rng.choices(moves, k=target.rng.randrange(1, 6))))
 
 
 def silent_logins(target: SecuredTarget) -> None:
@@ -163,7 +163,7 @@ def silent_logins(target: SecuredTarget) -> None:
             stack.enter_context(target.encrypted(target.rng.choice(target.ports)))
 
 
-def _send_and_hear(connection: socket.socket, data: bytes) -> None:
+def _send_and_receive(connection: socket.socket, data: bytes) -> None:
     """Send bytes and read one answer, which may be anything or nothing."""
     with connection, contextlib.suppress(OSError):
         connection.settimeout(_SHORT_S)
@@ -187,14 +187,17 @@ OVER_TLS: Final[tuple[Callable[[Target], None], ...]] = (
     attacks.fetches_of_the_dead,
     attacks.slow_readers,
     attacks.metadata_flood,
+    attacks.fetch_sessions,
+    attacks.churn,
     attacks.half_frames,
     attacks.garbage,
     attacks.giant_group_metadata,
+    attacks.giant_offset_metadata,
     attacks.forged_update,
     attacks.forged_stop,
     attacks.forged_shutdown,
     attacks.lock_out,
-    attacks.damaged_batches,
+    record_attacks.damaged_batches,
 )
 """The attacks of plain clients that take another path over TLS: reading, writing, ends of connections, proofs."""
 

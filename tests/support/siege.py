@@ -2,8 +2,9 @@
 
     KLAMM_SIEGE_SECONDS=1200 KLAMM_SIEGE_SEED=7 pytest -s tests/hostile/test_siege.py
 
-Nothing that was acknowledged may be missing, and memory stays under a ceiling. The longest wait of a probe is reported,
-not judged: the attacker, the load and the brokers share the machine.
+Nothing that was acknowledged may be missing, and memory stays under a ceiling. The longest wait of a probe is reported
+per attack. The short form does not judge it: the attacker, the load and the brokers share the machine. From `LONG_S` on
+two attackers work at once, at full size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from bisect import bisect_right
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,6 +25,11 @@ from tests.support.chaos_clients import Account, Reader, Writer
 
 ROOT: Final = Path(__file__).parents[2]
 TOPIC: Final = "siege"
+DAMAGED_TOPIC: Final = "damaged"
+LONG_S: Final = 600.0
+"""Sieges of at least this length are the long form."""
+LONGEST_WAIT_S: Final = 0.25
+"""Of a probe, in the long form."""
 GROUP: Final = "siege-readers"
 PARTITIONS: Final = 3
 WRITERS: Final = 1
@@ -42,9 +48,39 @@ class Waits:
         """(seconds, start) of the longest waits."""
         return sorted(zip(self.seconds, self.started, strict=True), reverse=True)[:count]
 
-    def percentile(self, share: float) -> float:
-        ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+def percentile(seconds: list[float], share: float) -> float:
+    ordered = sorted(seconds)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One attack, in seconds since the epoch."""
+
+    began: float
+    ended: float
+    name: str
+
+
+class Attacker:
+    """`tests.support.attacks` in a process of its own."""
+
+    def __init__(self, command: list[str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+    def finish(self) -> tuple[list[Step], str | None]:
+        """Wait for its end; return its attacks, or why it failed."""
+        output, errors = self._process.communicate()
+        if self._process.returncode != 0:
+            return [], f"the attacker ended with {self._process.returncode}: {errors[-2_000:]}"
+        return [Step(*fields) for fields in json.loads(output)], None
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
 
 class Probe:
@@ -86,15 +122,17 @@ class Siege:
         self.seed = seed
         self.size = size
         self.account = Account(PARTITIONS)
-        self.attacks: dict[str, int] = {}
+        self.is_long = seconds >= LONG_S
+        self.attacks: Counter[str] = Counter()
         self.peak_bytes: dict[int, int] = {}
-        self._steps: list[tuple[float, str]] = []
+        self._steps: list[Step] = []
         self._probes = [Probe(cluster.port(broker_id), self.account) for broker_id in cluster.broker_ids]
 
     def run(self) -> list[str]:
         cluster = self.cluster
         servers = cluster.bootstrap_servers
         cluster.create_topic(TOPIC, PARTITIONS, 3, {"min.insync.replicas": 2})
+        cluster.create_topic(DAMAGED_TOPIC, 1, 3)
         chaos_clients.commit_zero(servers, TOPIC, GROUP, PARTITIONS)
         writers = [Writer(servers, TOPIC, i, RECORDS_PER_S / WRITERS, self.account) for i in range(WRITERS)]
         reader = Reader(servers, TOPIC, GROUP, 0, self.account)
@@ -122,22 +160,28 @@ class Siege:
     def _attack(self) -> None:
         cluster = self.cluster
         command = [sys.executable, "-m", "tests.support.attacks", "--topic", TOPIC, "--partitions", str(PARTITIONS)]
+        command += ["--damaged-topic", DAMAGED_TOPIC]
         command += ["--brokers", *(str(cluster.port(broker_id)) for broker_id in cluster.broker_ids)]
         command += ["--zookeeper", cluster.zookeeper_connect.split("/")[0].rpartition(":")[2]]
-        command += ["--seconds", str(self.seconds), "--seed", str(self.seed), "--size", str(self.size)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as attacker:
-            assert attacker.stderr is not None and attacker.stdout is not None
-            for line in attacker.stderr:
-                moment, _, name = line.strip().partition(" ")
-                self._steps.append((float(moment), name))
-            self.attacks = json.loads(attacker.stdout.read() or "{}")
-        if attacker.returncode != 0:
-            self.account.problems.append(f"the attacker ended with {attacker.returncode}")
+        command += ["--seconds", str(self.seconds), "--size", str(self.size)]
+        seeds = [self.seed, self.seed + 1] if self.is_long else [self.seed]
+        attackers = [Attacker([*command, "--seed", str(seed)]) for seed in seeds]
+        try:
+            for attacker in attackers:
+                steps, problem = attacker.finish()
+                self.attacks.update(step.name for step in steps)
+                self._steps += steps
+                if problem is not None:
+                    self.account.problems.append(problem)
+        finally:
+            for attacker in attackers:
+                attacker.kill()
         for broker_id in cluster.broker_ids:
             self.peak_bytes[broker_id] = peak_bytes(cluster.pid(broker_id))
 
     def _judge(self) -> list[str]:
         servers = self.cluster.bootstrap_servers
+        chaos_clients.read_through(servers, DAMAGED_TOPIC, WAIT_S)
         log = chaos_clients.read_log(servers, TOPIC, PARTITIONS, WAIT_S)
         problems = chaos_clients.check(self.account, log)
         if not problems:
@@ -157,16 +201,38 @@ class Siege:
                 continue
             waits = probe.waits
             worst = ", ".join(f"{1000 * s:.0f} ms ({self._during(at, at + s)})" for s, at in waits.worst(5))
-            tail = f"p99 {1000 * waits.percentile(0.99):.1f} ms"
+            tail = f"p99 {1000 * percentile(waits.seconds, 0.99):.1f} ms"
             lines.append(f"  {probe.name}: {len(waits.seconds)} answers, {tail}, longest {worst}")
+        for name, seconds in sorted(self._waits_by_attack().items()):
+            tail = f"p99 {1000 * percentile(seconds, 0.99):.1f} ms"
+            lines.append(f"  {name}: {self.attacks[name]} times, longest wait {1000 * max(seconds):.0f} ms, {tail}")
         peaks = ", ".join(f"broker {broker_id} {peak >> 20} MiB" for broker_id, peak in self.peak_bytes.items())
         return "\n".join([*lines, f"  peak memory: {peaks}"])
 
+    @property
+    def longest_wait_s(self) -> float:
+        return max(second for probe in self._probes for second in probe.waits.seconds)
+
+    def _waits_by_attack(self) -> dict[str, list[float]]:
+        """The waits of all probes during each attack; with two attackers a wait may count for several."""
+        found: dict[str, list[float]] = defaultdict(list)
+        steps = sorted(self._steps, key=lambda step: step.began)
+        for probe in self._probes:
+            under_way: list[Step] = []
+            following = iter(steps)
+            step = next(following, None)
+            for started, seconds in zip(probe.waits.started, probe.waits.seconds, strict=True):
+                while step is not None and step.began <= started + seconds:
+                    under_way.append(step)
+                    step = next(following, None)
+                under_way = [one for one in under_way if one.ended >= started]
+                for one in under_way:
+                    found[one.name].append(seconds)
+        return found
+
     def _during(self, start: float, end: float) -> str:
         """The attacks that were under way in a time."""
-        first = bisect_right(self._steps, start, key=lambda step: step[0]) - 1
-        last = bisect_right(self._steps, end, key=lambda step: step[0])
-        return " ".join(name for _, name in self._steps[max(0, first) : last]) or "none"
+        return " ".join(step.name for step in self._steps if step.began <= end and step.ended >= start) or "none"
 
 
 def peak_bytes(pid: int) -> int:

@@ -7,21 +7,57 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.errors import KlammError
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from klamm.testing import LocalCluster
+from tests.support.raw_client import RawClient
 
 
-def create_anew(cluster: LocalCluster, name: str) -> None:
-    """Creates a topic that was deleted just now: as in Kafka, it has its name for a moment longer."""
+def create_again(cluster: LocalCluster, name: str) -> None:
+    """Creates a topic that was deleted just now: as in Kafka, it has its name for a moment longer.
+
+    Returns when no broker knows the deleted one any longer.
+    """
     deadline = time.monotonic() + 60
-    while True:
+    while not _is_created(cluster, name):
+        assert time.monotonic() < deadline, f"{name} is still being deleted"
+        time.sleep(0.05)
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=name)], allow_auto_topic_creation=False)
+
+    def ids() -> set[object]:
+        answers = [RawClient(cluster.port(each)).ask(request, 10, MetadataResponse) for each in cluster.broker_ids]
+        return {topic.topic_id for answer in answers for topic in answer.topics}
+
+    cluster.wait_for(lambda: len(ids()) == 1, 60, what=f"The new {name} at every broker")
+
+
+def _is_created(cluster: LocalCluster, name: str) -> bool:
+    try:
+        cluster.create_topic(name, 1, 1)
+    except KlammError as error:
+        assert "TOPIC_ALREADY_EXISTS" in str(error), error
+        return False
+    return True
+
+
+def delete_everywhere(cluster: LocalCluster, name: str) -> None:
+    """Deletes a topic and waits until no broker knows it, and its name is free again."""
+    cluster.delete_topic(name)
+    cluster.wait_for(lambda: cluster._admin._partition(name, 0) is None, 60, what=f"The end of {name} everywhere")
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+
+    def is_free() -> bool:
         try:
-            return cluster.create_topic(name, 1, 1)
-        except KlammError as error:
-            assert "TOPIC_ALREADY_EXISTS" in str(error) and time.monotonic() < deadline, error
-            time.sleep(0.05)
+            admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)[name].result(60)
+        except KafkaException as error:
+            assert error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS, error
+            return False
+        return True
+
+    cluster.wait_for(is_free, 60, what=f"The name {name}")
 
 
 def produce_json(

@@ -48,6 +48,7 @@ def problems(paths: list[str]) -> list[str]:
     return [line for line in errors.new_messages() if "error:" in line]
 
 
+@pytest.mark.long
 def test_mypyc_accepts_the_hot_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "src")
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))

@@ -9,12 +9,12 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from docgen.pages import PAGES
-from tests.support.source_tree import ROOT, text_files
+from tests.support.source_tree import ROOT, modules, text_files
 
 REPLACEMENTS = {
     r"\bone \w+ an? (?:message|API|broker|kind|topic|partition|record|request|connection|group|task|batch)\b": "per",
@@ -35,6 +35,8 @@ REPLACEMENTS = {
 }
 """A pattern, and what to write instead."""
 
+SENTENCE_SPACES = 2
+"""A literal with as many spaces is prose: a message, a help text or a line of the log."""
 WORD_LIST = re.compile(r"^\| write \| instead of \|$.*?(?=^$)", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^```.*?^```$|^    .*$", re.MULTILINE | re.DOTALL)
 
@@ -46,18 +48,42 @@ def passages_of_markdown(text: str) -> Iterator[str]:
 
 
 def passages_of_python(text: str) -> Iterator[str]:
-    """Docstrings (of attributes, too) by paragraph, and comments of successive lines together."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield from re.split(r"\n\s*\n", node.value.value)
-    comment, last = "", 0
+    """Docstrings and other literals of several words by paragraph, and comments of successive lines together."""
+    nodes = list(ast.walk(ast.parse(text)))
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") >= SENTENCE_SPACES:
+            yield from re.split(r"\n\s*\n", node.value)
+    together, last = "", 0
+    for line, comment in comments(text, nodes):
+        if line != last + 1:
+            yield together
+            together = ""
+        together, last = f"{together} {comment.lstrip('# ')}", line
+    yield together
+
+
+def comments(text: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment. To split a file into tokens is slow: only if a string may have a `#` too."""
+    lines = text.split("\n")
+    if not any(has_number_sign(node, lines) for node in nodes):
+        yield from ((number, line[line.index("#") :]) for number, line in enumerate(lines, 1) if "#" in line)
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            if token.start[0] != last + 1:
-                yield comment
-                comment = ""
-            comment, last = f"{comment} {token.string.lstrip('# ')}", token.start[0]
-    yield comment
+            yield token.start[0], token.string
+
+
+def has_number_sign(node: ast.AST, lines: Sequence[str]) -> bool:
+    """Whether the node is a string with a `#` on its lines."""
+    is_string = isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )
+    if not is_string:
+        return False
+    first, last = node.lineno, node.end_lineno or node.lineno  # type: ignore[attr-defined]
+    if first < last:
+        return any("#" in line for line in lines[first - 1 : last])
+    return "#" in lines[first - 1] and b"#" in lines[first - 1].encode()[node.col_offset : node.end_col_offset]  # type: ignore[attr-defined]
 
 
 def passages(path: Path) -> Iterator[str]:
@@ -94,6 +120,48 @@ def findings() -> dict[str, list[str]]:
 
 def test_prose_is_plain() -> None:
     wrong = [f"{name}: {line}" for name, lines in findings().items() for line in lines]
+    assert not wrong, "\n".join(wrong)
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The names that a module defines or assigns, and their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def test_identifiers_are_plain() -> None:
+    """Use the verbs of the field: report, notify, receive, learn."""
+    odd = {"tell", "tells", "told", "hear", "hears", "heard", "anew"}
+    may_be_odd = re.compile(rf"(?:\b|_)(?:{'|'.join(odd)})(?:\b|_)", re.IGNORECASE)
+    texts = [(module.place, module.text) for module in modules()]
+    texts += [(str(path.relative_to(ROOT)), path.read_text()) for path in (ROOT / "tests").rglob("*.py")]
+    trees = [(place, ast.parse(text)) for place, text in texts if may_be_odd.search(text)]
+    wrong = [
+        f"{place}:{line}: {name}"
+        for place, tree in trees
+        for name, line in definitions(tree)
+        if odd & set(name.lower().split("_"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_tests_are_plain() -> None:
+    """A name is a sentence with a subject: not "what cannot be", "who asks", "is none any more"."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
+        if re.search(
+            r"^test_(what|who|whose|nobody)_|_(any_more|anew|goes_on|is_none_\w+|taken_back|nobody)(_|$)", name
+        )
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -6,8 +6,8 @@ from tests.support.source_tree import modules
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"lazy_dataclass", "model", "errors", "clock", "config", "metrics", "control_log", "request_log"}),
-    frozenset({"protocol", "purgatory", "waiting"}),
-    frozenset({"security"}),
+    frozenset({"protocol", "waiting"}),
+    frozenset({"purgatory", "security"}),
     frozenset({"zk", "log", "network", "client"}),
     frozenset({"quota"}),
     frozenset({"metadata", "config_changes", "acl_changes"}),

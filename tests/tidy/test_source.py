@@ -67,11 +67,10 @@ def test_functions_are_short() -> None:
 
 def test_nothing_is_locked() -> None:
     wrong = [
-        f"{module.place}:{node.lineno}: {name}"
+        f"{module.place}:{line}: {name}"
         for module in modules()
         if module.name not in MAY_LOCK
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and (name := ast.unparse(node)) in LOCKS
+        for name, line in module.uses(LOCKS)
     ]
     wrong += [
         f"{module.place}:{line}: {name}"
@@ -82,15 +81,60 @@ def test_nothing_is_locked() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_nobody_waits_with_wait_for() -> None:
+def test_wait_for_is_not_used() -> None:
     """It can swallow a cancellation (Python 3.11); `asyncio.timeout` does not."""
-    wrong = [
-        f"{module.place}:{node.lineno}"
-        for module in modules()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
-    ]
+    wrong = [f"{m.place}:{line}" for m in modules() for _, line in m.uses({"asyncio.wait_for"})]
     wrong += [f"{m.place}:{line}" for m in modules() for name, line in m.imports() if name == "asyncio.wait_for"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_handlers_wait_in_one_way() -> None:
+    """`on` turns a Deferred of a coordinator into a result or a future; `waiting.after` continues with it."""
+    handlers = [module for module in modules() if module.name.startswith("klamm.apis.")]
+    wrong = [
+        f"{module.place}:{line}: {name}"
+        for module in handlers
+        for name, line in module.imports()
+        if name.startswith("klamm.coordinator.deferred")
+    ]
+    wrong += [
+        f"{module.place}:{node.lineno}: {ast.unparse(node.func)}"
+        for module in handlers
+        for node in module.nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("map", "then")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+PATIENCE = "klamm.client.patience"
+BOUNDS = {"deadline_ms", "backoff_ms", "request_ms", "first_contact_ms", "longest_backoff_ms"}
+
+
+def test_patience_is_decided_in_one_place() -> None:
+    """Others choose a line of that module, or replace its deadline by a value of the user."""
+    wrong = [
+        f"{module.place}:{node.lineno}: {ast.unparse(node)}"
+        for module in modules()
+        if module.name != PATIENCE
+        for node in module.nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("Patience", "Polling") or any(map(_is_literal_bound, node.keywords))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_literal_bound(keyword: ast.keyword) -> bool:
+    return keyword.arg in BOUNDS and isinstance(keyword.value, ast.Constant)
+
+
+def test_clients_measure_deadlines_with_deadline() -> None:
+    """A loop that compares clocks itself has a deadline that nobody finds; re-authentication is not a deadline."""
+    wrong = [
+        f"{module.place}:{line}"
+        for module in modules()
+        if module.name.startswith("klamm.client.") and module.name != "klamm.client.blocking_connection"
+        for _, line in module.uses({"time.monotonic", "time.perf_counter"})
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -99,7 +143,7 @@ def test_the_core_has_no_hidden_time_or_chance() -> None:
         f"{module.place}:{node.lineno}: {ast.unparse(node)}"
         for module in modules()
         if module.name.startswith(PURE) and module.name not in SHELL
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and HIDDEN_INPUT.fullmatch(ast.unparse(node.func))
     ]
     assert not wrong, "\n".join(wrong)

@@ -21,6 +21,7 @@ from klamm.controller.effects import (
     CloseChannel,
     Enqueue,
     LeadershipChanged,
+    RegistrationsChanged,
     Reply,
     Send,
     Steps,
@@ -151,7 +152,9 @@ class Harness:
                     continue
                 replied = True
                 self.replies.append(effect.value)
-            elif isinstance(effect, BrokerRegistered | ActiveControllerChanged | LeadershipChanged):
+            elif isinstance(
+                effect, BrokerRegistered | ActiveControllerChanged | LeadershipChanged | RegistrationsChanged
+            ):
                 continue
             shown.append(line)
         if shown:
@@ -340,8 +343,8 @@ def fold(lines: list[str]) -> list[str]:
 
     for line in lines:
         match = _SEND.fullmatch(line)
-        told = {m[1] for m in group}
-        if match is None or match[1] in told or (group and match.group(2, 4) != group[0].group(2, 4)):
+        reported = {m[1] for m in group}
+        if match is None or match[1] in reported or (group and match.group(2, 4) != group[0].group(2, 4)):
             flush()
         if match is None:
             folded.append(line)

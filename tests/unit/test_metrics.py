@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from klamm.clock import SystemClock
 from klamm.metrics import BrokerTopicStats, GaugeTable, MetricsRegistry, MetricsServer, SampleTable
-from klamm.metrics.exposition import PIECE
-from klamm.metrics.http import _HttpConnection
-from klamm.metrics.instruments import WINDOW
+from klamm.metrics.exposition import HISTOGRAMS, PIECE
+from klamm.metrics.http import REQUEST_TIMEOUT_S, _HttpConnection
+from klamm.metrics.instruments import WINDOW, Histogram
 from klamm.security.certificates.certificate_store import CertificateStore
 
 
@@ -117,7 +117,7 @@ def test_meter_rates_follow_the_count() -> None:
         clock.seconds += 5
         meter.mark(50)
         meter.rate()
-    assert meter.mean_rate == pytest.approx(10)
+    assert meter.count == 6_000
     assert meter.rate(1) == pytest.approx(10)
     clock.seconds += 600
     assert meter.rate(1) < 0.01
@@ -218,6 +218,39 @@ def test_metrics_over_http() -> None:
     asyncio.run(scenario())
 
 
+def test_some_metrics_over_http() -> None:
+    """`name[]` names exported metrics, as in Prometheus's own clients; a family comes whole."""
+
+    async def scenario() -> None:
+        registry = MetricsRegistry(SystemClock())
+        registry.meter("kafka.server", "BrokerTopicMetrics", "MessagesInPerSec").mark(2)
+        registry.histogram("kafka.network", "RequestMetrics", "TotalTimeMs", {"request": "Fetch"}).update(5)
+        registry.gauge("kafka.server", "ReplicaManager", "LeaderCount", lambda: 3)
+        registry.busy_ratio("kafka.server", "KafkaRequestHandlerPool", "RequestHandlerAvgIdlePercent")
+        rows: dict[str, int] = registry.rows(
+            "kafka.cluster", "Partition", {"AtMinIsr": int}, lambda key: {"topic": str(key)}
+        )
+        rows["t"] = 1
+        server = MetricsServer(registry, "127.0.0.1", 0)
+        await server.start()
+
+        async def names(*chosen: str) -> set[str]:
+            query = "&".join(f"name%5B%5D={name}" for name in chosen)
+            _, body = await _http(server.port, f"GET /metrics?{query} HTTP/1.1\r\n\r\n".encode())
+            return {line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE")}
+
+        messages, times = "kafka_server_brokertopicmetrics_messagesin_total", "kafka_network_requestmetrics_totaltimems"
+        assert await names(messages) == {messages}
+        assert await names(times) == await names(f"{times}_count") == {times, f"{times}_count"}
+        assert await names("kafka_cluster_partition_atminisr") == {"kafka_cluster_partition_atminisr"}
+        idle = "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent"
+        assert idle in await names(idle)
+        assert await names("nothing") == set() and len(await names()) == 7
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
 def test_health_and_readiness_over_http() -> None:
     async def scenario() -> None:
         server = MetricsServer(MetricsRegistry(SystemClock()), "127.0.0.1", 0)
@@ -264,6 +297,31 @@ def test_timers_of_many_brokers_have_their_heads_once() -> None:
     assert "".join(registry.families()).count("# TYPE") == 2
 
 
+def test_the_samples_of_few_histograms_are_sorted_per_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one histogram per API and kind of time: sorting all of them would hold the loop."""
+    computed: list[object] = []
+    percentiles = Histogram.percentiles
+
+    def noted(histogram: Histogram) -> tuple[float, ...]:
+        computed.append(histogram)
+        return percentiles(histogram)
+
+    monkeypatch.setattr(Histogram, "percentiles", noted)
+    registry = MetricsRegistry(ManualClock())
+    for number in range(3 * PIECE):
+        registry.histogram("kafka.network", "RequestMetrics", "TotalTimeMs", {"request": str(number)}).update(number)
+    seen = 0
+    pieces = []
+    for piece in registry.families():
+        assert len(computed) - seen <= HISTOGRAMS
+        seen = len(computed)
+        pieces.append(piece)
+    assert seen == 3 * PIECE
+    text = "".join(pieces)
+    assert text.count("# TYPE") == 2
+    assert text.index("totaltimems_count{") > text.rindex("totaltimems{")
+
+
 def test_members_may_go_between_two_pieces() -> None:
     registry = MetricsRegistry(ManualClock())
     for number in range(3 * PIECE):
@@ -298,7 +356,7 @@ class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written: list[bytes] = []
-        self.is_closed = False
+        self.is_closed = self.is_aborted = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
@@ -308,6 +366,9 @@ class RecordingTransport(asyncio.Transport):
 
     def close(self) -> None:
         self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
 
 
 def test_a_large_scrape_is_written_in_pieces_as_fast_as_it_is_read() -> None:
@@ -335,6 +396,57 @@ def test_a_large_scrape_is_written_in_pieces_as_fast_as_it_is_read() -> None:
         connection.connection_lost(None)
 
     asyncio.run(scenario())
+
+
+def test_a_piece_is_freed_when_it_is_written() -> None:
+    async def scenario() -> None:
+        transport = RecordingTransport()
+        connection = _HttpConnection(asyncio.get_running_loop(), MetricsRegistry(ManualClock()), set())
+        connection.connection_made(transport)
+        pieces = [b"%d" % number for number in range(9)]
+        sending = asyncio.ensure_future(connection._send(pieces, with_body=True))
+        while not sending.done():
+            await asyncio.sleep(0)
+            assert len(transport.written) + len(pieces) == 10, "the head, and all pieces"
+        assert b"".join(transport.written).endswith(b"\r\n\r\n012345678")
+        connection.connection_lost(None)
+
+    asyncio.run(scenario())
+
+
+class StoppedTime(asyncio.SelectorEventLoop):
+    """A loop whose time the test moves."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["by a client that reads", "by one that does not"])
+def test_only_the_time_of_the_client_is_limited(is_read: bool) -> None:
+    """A busy broker with very many partitions needs more than the limit for its own part."""
+    loop = StoppedTime()
+
+    async def scenario() -> None:
+        registry = MetricsRegistry(ManualClock())
+        for number in range(5 * PIECE):
+            registry.gauge("kafka.cluster", "Partition", "ReplicasCount", lambda: 3, {"topic": str(number)})
+        transport = RecordingTransport()
+        connection = _HttpConnection(loop, registry, set())
+        connection.connection_made(transport)
+        connection.data_received(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert connection._answer is not None
+        while not connection._answer.done():
+            loop.now_s += REQUEST_TIMEOUT_S
+            await asyncio.sleep(0)
+            if transport.written and not is_read:
+                connection.pause_writing()
+        assert transport.is_closed and transport.is_aborted is not is_read
+        connection.connection_lost(None)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(scenario())
 
 
 def test_a_password_is_required(tmp_path: Path) -> None:

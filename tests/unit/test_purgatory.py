@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.waiting import follow, promptly
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def test_what_is_done_already_does_not_wait(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_complete_operation_does_not_wait(loop: asyncio.AbstractEventLoop) -> None:
     purgatory = DelayedOperationPurgatory("Test", loop)
     assert purgatory.try_complete_else_watch(["a"], 1000, lambda: "done", lambda: "late") == "done"
     assert purgatory.try_complete_else_watch(["a"], 0, lambda: None, lambda: "late") == "late"
@@ -49,7 +50,7 @@ def test_time_runs_out(loop: asyncio.AbstractEventLoop) -> None:
     assert purgatory.completed_count == 0
 
 
-def test_who_gives_up_is_forgotten(loop: asyncio.AbstractEventLoop) -> None:
+def test_an_operation_that_gives_up_is_forgotten(loop: asyncio.AbstractEventLoop) -> None:
     purgatory = DelayedOperationPurgatory("Test", loop)
     waiting = purgatory.try_complete_else_watch(["a"], 60_000, lambda: None, lambda: "late")
     assert isinstance(waiting, asyncio.Future)
@@ -76,7 +77,7 @@ def test_a_failure_is_the_waiting_requests_own(loop: asyncio.AbstractEventLoop) 
     assert purgatory.size == 0
 
 
-def test_shutdown_answers_everybody(loop: asyncio.AbstractEventLoop) -> None:
+def test_shutdown_answers_all_waiting_operations(loop: asyncio.AbstractEventLoop) -> None:
     purgatory = DelayedOperationPurgatory("Test", loop)
     waiting = [purgatory.try_complete_else_watch(["a", i], 60_000, lambda: None, lambda: "late") for i in range(3)]
     purgatory.shutdown()
@@ -129,3 +130,45 @@ def test_an_expiry_that_completes_the_operation_itself(loop: asyncio.AbstractEve
 
     purgatory.shutdown()
     assert future.result() == "done"
+
+
+def test_an_answer_is_ready_in_the_turn_of_the_change(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    is_done = False
+    waiting = purgatory.try_complete_else_watch(["a"], 60_000, lambda: 7 if is_done else None, lambda: 8)
+    assert isinstance(waiting, asyncio.Future)
+    answers: list[str] = []
+    follow(promptly(waiting, str), lambda done: answers.append(done.result()))
+    is_done = True
+    assert purgatory.check_and_complete("a") == 1
+    assert answers == ["7"]
+
+
+def test_every_end_is_reported_once_and_in_the_turn_of_its_cause(loop: asyncio.AbstractEventLoop) -> None:
+    purgatory = DelayedOperationPurgatory("Test", loop)
+    ends: list[str] = []
+    states: dict[str, str] = {}
+
+    def wait(name: str) -> asyncio.Future[str]:
+        def try_complete() -> str | None:
+            if states.get(name) == "broken":
+                raise ValueError(name)
+            return states.get(name)
+
+        waiting = purgatory.try_complete_else_watch(
+            [name], 60_000, try_complete, lambda: "late", on_end=lambda: ends.append(name)
+        )
+        assert isinstance(waiting, asyncio.Future)
+        return waiting
+
+    complete, broken, cancelled, expired = (wait(name) for name in ("complete", "broken", "cancelled", "expired"))
+    assert ends == []
+    states |= {"complete": "done", "broken": "broken"}
+    purgatory.check_and_complete("complete")
+    purgatory.check_and_complete("broken")
+    cancelled.cancel()
+    purgatory.shutdown()
+    assert ends == ["complete", "broken", "cancelled", "expired"]
+    assert complete.result() == "done" and expired.result() == "late" and isinstance(broken.exception(), ValueError)
+    loop.run_until_complete(asyncio.sleep(0))
+    assert len(ends) == 4 and (purgatory.size, purgatory.watched) == (0, 0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from klamm.waiting import after
+from klamm.waiting import PromptFuture, after, all_results, follow, promptly
 
 
 @pytest.fixture
@@ -112,3 +112,86 @@ def test_a_result_in_time_stops_the_timer(loop: asyncio.AbstractEventLoop) -> No
     waiting = waiting_for(after(first, double, timeout_ms=3_600_000, on_timeout=lambda: -1))
     first.set_result(2)
     assert loop.run_until_complete(waiting) == 4
+
+
+def test_results_of_many_parts_keep_their_order(loop: asyncio.AbstractEventLoop) -> None:
+    assert all_results([]) == []
+    assert all_results([1, 2]) == [1, 2]
+    first: asyncio.Future[int] = loop.create_future()
+    last: asyncio.Future[int] = loop.create_future()
+    whole = all_results([first, 2, last])
+    assert isinstance(whole, asyncio.Future)
+    last.set_result(3)
+    spin(loop)
+    assert not whole.done()
+    first.set_result(1)
+    assert loop.run_until_complete(whole) == [1, 2, 3]
+
+
+def test_a_part_that_fails_or_is_cancelled_ends_the_whole(loop: asyncio.AbstractEventLoop) -> None:
+    parts: list[asyncio.Future[int]] = [loop.create_future() for _ in range(3)]
+    whole = all_results([*parts, 4])
+    assert isinstance(whole, asyncio.Future)
+    parts[1].set_exception(ValueError("the second"))
+    parts[2].set_exception(ValueError("too late to be reported"))
+    with pytest.raises(ValueError, match="the second"):
+        loop.run_until_complete(whole)
+    parts[0].cancel()
+    spin(loop)
+    cancelled = all_results([parts[0], 1])
+    assert isinstance(cancelled, asyncio.Future)
+    spin(loop)
+    assert cancelled.cancelled()
+
+
+def test_the_steps_after_a_prompt_future_run_with_its_result(loop: asyncio.AbstractEventLoop) -> None:
+    first: PromptFuture[int] = PromptFuture(loop)
+    seen: list[int] = []
+    last = promptly(promptly(first, double), double)
+    follow(last, lambda done: seen.append(done.result()))
+    awaited = loop.create_task(_result_of(first))
+    spin(loop)
+    first.set_result(1)
+    assert seen == [4], "no turn of the loop is needed"
+    assert loop.run_until_complete(awaited) == 1, "a task may wait for the same future"
+    assert promptly(3, double) == 6
+
+
+async def _result_of(future: asyncio.Future[int]) -> int:
+    return await future
+
+
+def test_a_prompt_future_that_fails_or_is_cancelled_ends_its_steps(loop: asyncio.AbstractEventLoop) -> None:
+    failed, cancelled = PromptFuture[int](loop), PromptFuture[int](loop)
+    after_failed, after_cancelled = promptly(failed, double), promptly(cancelled, double)
+    ended: list[asyncio.Future[int]] = []
+    follow(after_failed, ended.append)
+    follow(after_cancelled, ended.append)
+    failed.set_exception(ValueError("the first"))
+    assert cancelled.cancel() and not cancelled.cancel()
+    assert str(after_failed.exception()) == "the first" and after_cancelled.cancelled()
+    broken_step = PromptFuture[int](loop)
+    result = promptly(broken_step, broken)
+    follow(result, ended.append)
+    broken_step.set_result(5)
+    assert str(result.exception()) == "5", "the failure does not reach the code that completes the first future"
+    assert ended == [after_failed, after_cancelled, result]
+    spin(loop)
+
+
+def test_a_step_that_comes_after_the_result_runs_in_the_next_turn(loop: asyncio.AbstractEventLoop) -> None:
+    first: PromptFuture[int] = PromptFuture(loop)
+    first.set_result(2)
+    late = promptly(first, double)
+    assert not late.done()
+    assert loop.run_until_complete(late) == 4
+    unfollowed: PromptFuture[int] = PromptFuture(loop)
+    awaited = promptly(unfollowed, double)
+    unfollowed.set_result(3)
+    assert not awaited.done(), "nobody asked for more"
+    assert loop.run_until_complete(awaited) == 6
+    plain: asyncio.Future[int] = loop.create_future()
+    following = promptly(plain, double)
+    plain.set_result(4)
+    assert not following.done()
+    assert loop.run_until_complete(following) == 8

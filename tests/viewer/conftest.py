@@ -17,8 +17,9 @@ from tests.support.source_tree import ROOT
 PYODIDE = ROOT / ".cache" / "pyodide" / "node_modules" / "pyodide"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the whole session: while Playwright runs, the thread has an event loop, and tests cannot start one."""
     program = shutil.which("chromium")
     assert program is not None, "The tests of the viewer need Chromium: apt-get install chromium, or make browser"
     with sync_playwright() as playwright:

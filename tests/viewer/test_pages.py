@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from klamm.cli.broker_requests import cli_client_config
 from klamm.cli.dashboard import live_source
 from klamm.client.cluster_client import ClusterClient
 from klamm.client.group_reader import GroupReader
+from klamm.client.record_browser import PageQuery, Start, browse
 from klamm.dashboard.fault_drill import FaultDrill
 from klamm.dashboard.serve import DashboardServer
 from klamm.model import TopicPartition
@@ -100,7 +102,14 @@ def test_topics_and_partitions(page: Page, server: DashboardServer, topic: str) 
         expect(page.locator("#topics h1")).to_have_text("Topics")
 
 
-def test_records_are_browsed(page: Page, server: DashboardServer, topic: str) -> None:
+def local_time(cluster: LocalCluster, topic: str, partition: int, offset: int) -> str:
+    """Return the second of a record's time, as the page's field for a time has it."""
+    with ClusterClient(cli_client_config(cluster.bootstrap_servers)) as client:
+        (found,) = browse(client, PageQuery(topic, Start.OFFSET, offset, partition=partition, limit=1)).records
+    return datetime.fromtimestamp(found.record.timestamp // 1000).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def test_records_are_browsed(page: Page, server: DashboardServer, cluster: LocalCluster, topic: str) -> None:
     """By newest, offset, time, page and text; the address holds all of it."""
     rows = page.locator("#topics table.list tbody tr")
     with shown(page, f"{server.address}#tab=topics&topic={topic}"):
@@ -121,6 +130,17 @@ def test_records_are_browsed(page: Page, server: DashboardServer, topic: str) ->
         page.reload()
         expect(page.locator(".record h3")).to_have_text("Partition 1, offset 55")
         expect(rows).to_have_count(5)
+        page.get_by_label("Where to start").select_option("time")
+        page.locator("#topics").get_by_label("Time", exact=True).fill(local_time(cluster, topic, 1, 57))
+        expect(rows.first).to_contain_text('"sale": 115')
+        expect(rows).to_have_count(3)
+        until(page, "location.hash.includes('start=time')")
+        page.reload()
+        expect(rows).to_have_count(3)
+        page.get_by_label("Where to start").select_option("offset")
+        page.get_by_label("Offset", exact=True).fill("55")
+        page.get_by_label("Offset", exact=True).press("Enter")
+        expect(rows).to_have_count(5)
         search = page.get_by_label("Search", exact=True)
         search.fill("TOWN3")
         search.press("Enter")
@@ -131,6 +151,34 @@ def test_records_are_browsed(page: Page, server: DashboardServer, topic: str) ->
         expect(page.locator("#topics")).to_contain_text("120 records were searched")
 
 
+def test_json_in_lines_has_the_digits_of_the_record(page: Page, server: DashboardServer, cluster: LocalCluster) -> None:
+    """A number of JavaScript has 53 bits; a record's identifier may have more."""
+    name = cluster.unique_topic_name("numbers")
+    cluster.create_topic(name)
+    value = '{"id": 9007199254740993, "price": 1.10, "none": [], "id": {"text": "a, {b}: [c]"}}'
+    send(cluster, name, [{"value": value, "partition": 0}])
+    with shown(page, f"{server.address}#tab=topics&topic={name}&rec=0-0"):
+        lines = ["{", '  "id": 9007199254740993,', '  "price": 1.10,', '  "none": [],', '  "id": {']
+        lines += ['    "text": "a, {b}: [c]"', "  }", "}"]
+        expect(page.locator(".record pre")).to_have_text("\n".join(lines))
+        expect(page.locator(".record")).to_contain_text("JSON")
+
+
+def test_a_narrow_window_shows_the_open_tab(page: Page, server: DashboardServer) -> None:
+    page.set_viewport_size({"width": 420, "height": 860})
+    within = """() => {
+        const [row, tab] = [document.getElementById("tabs"), document.querySelector("#tabs [aria-selected=true]")];
+        return tab.getBoundingClientRect().right <= Math.min(innerWidth, row.getBoundingClientRect().right) + 1;
+    }"""
+    with shown(page, f"{server.address}#tab=pipelines"):
+        expect(page.locator("#pipelines")).to_contain_text("Pipelines")
+        assert page.evaluate(within)
+        page.get_by_role("tab", name="Cluster").click()
+        expect(page.locator("#cluster")).to_contain_text("broker")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.long
 def test_a_tail_shows_records_as_they_arrive(
     page: Page, server: DashboardServer, cluster: LocalCluster, topic: str
 ) -> None:
@@ -142,6 +190,39 @@ def test_a_tail_shows_records_as_they_arrive(
         send(cluster, topic, [{"value": "arrives 2", "partition": 1}])
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("arrives 2")
+        tail = page.get_by_role("button", name="Tail")
+        page.keyboard.press("t")
+        expect(tail).to_have_attribute("aria-pressed", "false")
+        send(cluster, topic, [{"value": "arrives 3", "partition": 1}])
+        page.keyboard.press("r")
+        expect(rows).to_have_count(3)
+        page.keyboard.press("t")
+        expect(tail).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.long
+def test_keys_and_theme(page: Page, server: DashboardServer) -> None:
+    """The digits open the tabs, l follows the control plane again; the chosen theme holds on every tab and stays."""
+    background = "getComputedStyle(document.body).backgroundColor"
+    with shown(page, server.address):
+        until(page, "Boolean(window.klammViewer?.run?.truth.has('orders-0'))")
+        page.keyboard.press("Home")
+        expect(page.locator("#live")).to_have_attribute("aria-pressed", "false")
+        page.keyboard.press("l")
+        expect(page.locator("#live")).to_have_attribute("aria-pressed", "true")
+        dark = page.evaluate(background)
+        page.locator("#theme").click()
+        light = page.evaluate(background)
+        assert dark != light
+        tabs = ("cluster", "control", "requests", "topics", "groups", "transactions", "pipelines")
+        for number, name in enumerate(tabs, 1):
+            page.keyboard.press(str(number))
+            expect(page.locator("#viewer" if name == "control" else f"#{name}")).to_be_visible()
+            until(page, "(name) => location.hash.includes(`tab=${name}`)", name)
+            assert page.evaluate(background) == light
+        page.reload()
+        expect(page.locator("#pipelines")).to_be_visible()
+        assert page.evaluate(background) == light
 
 
 def test_a_record_is_produced(page: Page, server: DashboardServer, topic: str) -> None:
@@ -203,6 +284,7 @@ def test_hostile_contents_stay_text(page: Page, server: DashboardServer, cluster
         consumer.close()
 
 
+@pytest.mark.long
 def test_a_group_is_reset_to_what_the_preview_shows(
     page: Page, server: DashboardServer, cluster: LocalCluster, topic: str
 ) -> None:
@@ -230,8 +312,16 @@ def test_a_group_is_reset_to_what_the_preview_shows(
         expect(page.locator(".reset")).to_contain_text("Committed 2 offsets")
     with ClusterClient(cli_client_config(cluster.bootstrap_servers)) as client:
         assert GroupReader(client).committed("billing") == {TopicPartition(topic, n): 7 for n in (0, 1)}
+        ends = [bound.end for bound in browse(client, PageQuery(topic)).bounds.values()]
+    with shown(page, f"{server.address}#tab=topics&topic={topic}"):
+        page.locator("#topics").get_by_role("tab", name="Groups").click()
+        row = page.locator("#topics tr.link", has_text="billing")
+        expect(row.locator("td")).to_have_text(["billing", "Empty", "2", str(sum(ends) - 14)])
+        row.click()
+        expect(page.locator("#groups h1")).to_have_text("billing")
 
 
+@pytest.mark.long
 def test_transactions_that_are_open_or_hang(page: Page, server: DashboardServer, cluster: LocalCluster) -> None:
     cluster.create_topic("ledger", replication_factor=3)
     cluster.create_topic("stuck", replication_factor=3)
@@ -255,6 +345,7 @@ def test_transactions_that_are_open_or_hang(page: Page, server: DashboardServer,
         expect(page.locator("#transactions")).to_contain_text("No transaction is open.")
 
 
+@pytest.mark.long
 def test_pipelines(page: Page, server: DashboardServer, state_directory: Path, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     file = RunFile("revenue", checkpoint, state_directory)
@@ -285,6 +376,7 @@ def test_without_allow_changes_the_page_only_shows(page: Page, cluster: LocalClu
             expect(page.locator(".reset")).to_contain_text("--allow-changes")
 
 
+@pytest.mark.long
 def test_a_fault_drill_and_every_page_meanwhile(page: Page, cluster: LocalCluster, topic: str) -> None:
     """Pause, kill, cut and slow by the buttons; the lanes show the new leader, and every page answers."""
     drill = FaultDrill(cluster)

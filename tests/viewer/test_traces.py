@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from klamm.cli.dashboard import live_source
 from klamm.dashboard.serve import DashboardServer
 from klamm.testing import LocalCluster
+from tests.support.browser import until
 from tests.support.calm import CALM
 
 
@@ -36,6 +37,14 @@ def test_a_produce_with_its_waterfall(page: Page, cluster: LocalCluster) -> None
         expect(produced).to_contain_text("handler")
         expect(produced).to_contain_text("Produce purgatory")
         expect(produced).to_contain_text("orders-0, completed by Fetch of broker")
+        page.get_by_label("with fetches that waited for data").check()
+        until(page, "['find=shop', 'waited=1', 'open='].every((it) => location.hash.includes(it))")
+        shared = page.url
+        page.goto("about:blank")
+        page.goto(shared)  # the address holds the filter, its checkbox and the opened trace
+        expect(page.get_by_label("Filter traces")).to_have_value("shop")
+        expect(page.get_by_label("with fetches that waited for data")).to_be_checked()
+        expect(page.locator("#slow-requests details[open]")).to_contain_text("orders-0, completed by Fetch of broker")
         page.get_by_label("Filter traces").fill("no such client")
         expect(page.locator("#slow-requests")).to_contain_text("No traced request matches.")
         page.goto("about:blank")  # before the server ends, which the page would report as an error

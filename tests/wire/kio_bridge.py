@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import types
 import typing
+from functools import cache
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -59,6 +60,7 @@ def our_class(case: Case) -> type[Message]:
     return BY_KEY[case[0]][case[1] == "response"]
 
 
+@cache
 def kio_class(case: Case) -> Any:
     key, direction, version = case
     return load_request_schema(key, version) if direction == "request" else load_response_schema(key, version)
@@ -66,8 +68,13 @@ def kio_class(case: Case) -> Any:
 
 def random_entity(cls: Any, rng: Random) -> Any:
     """A kio entity with values at and between the bounds of their types."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     return cls(**{f.name: _random_field(f, hints[f.name], rng) for f in dataclasses.fields(cls)})
+
+
+@cache
+def _type_hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _random_field(f: Any, hint: Any, rng: Random) -> Any:

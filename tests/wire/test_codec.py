@@ -14,7 +14,12 @@ import pytest
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import ZERO_UUID
 from klamm.protocol.messages import BY_KEY, MODULES, request_class
-from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from klamm.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -50,6 +55,7 @@ from klamm.protocol.wire import (
     decode,
     encode,
     encode_bytes,
+    encode_in_slices,
     message,
     since,
 )
@@ -197,7 +203,7 @@ def test_error_codes_are_plain_numbers_on_the_wire() -> None:
     assert decode(HeartbeatResponse, 0, raw)[0].error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
-def test_what_a_version_lacks_reads_as_its_default() -> None:
+def test_a_field_that_a_version_lacks_reads_as_its_default() -> None:
     request = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id="i")
     assert decode(HeartbeatRequest, 2, encode_bytes(request, 2))[0] == replace(request, group_instance_id=None)
     fetch = FetchRequest(max_wait_ms=1, min_bytes=2, topics=(), rack_id="r")
@@ -343,3 +349,22 @@ def test_aborted_transactions_may_be_null_and_records_in_pieces() -> None:
 
 def test_memory_budget_is_fixed() -> None:
     assert MEMORY_BUDGET == 256 * 1024 * 1024
+
+
+@pytest.mark.parametrize("version", [1, 4, 5, 7])
+@pytest.mark.parametrize("text", ["x" * 40_000, "é" * 20_000, "x" + "é" * 20_000, "\U0001f600" * 10_000])
+def test_a_sentence_that_quotes_a_long_name_is_cut(version: int, text: str) -> None:
+    """Errors quote names of 32 KiB. Before, the answer could not be sent at all."""
+    row = CreatableTopicResult(name="t", error_code=17, error_message=text)
+    response = CreateTopicsResponse(topics=[row])
+    plain = encode_bytes(response, version)
+    found = decode(CreateTopicsResponse, version, plain)[0].topics[0].error_message
+    assert found is not None and found.endswith("...") and text.startswith(found[:-3])
+    assert 32_760 <= len(found.encode()) <= 32_767
+    steps = encode_in_slices(response, version)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert b"".join(end.value) == plain
+            break

@@ -21,9 +21,7 @@ from klamm.protocol.frames import (
     RequestHeader,
     decode_request_header,
     decode_response_header,
-    encode_request_frame,
     encode_request_header,
-    encode_response_frame,
     prepend_response_header,
     response_header_version,
 )
@@ -32,6 +30,7 @@ from klamm.protocol.messages.controlled_shutdown import ControlledShutdownReques
 from klamm.protocol.messages.heartbeat import HeartbeatRequest
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.wire import BytesLike, decode
+from tests.support.frames import encode_request_frame, encode_response_frame
 
 MAX_BYTES = 100 * 1024 * 1024
 

@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from klamm.protocol.frames import (
-    Frame,
-    FrameReader,
-    decode_request_header,
-    decode_response_header,
-    encode_request_frame,
-    encode_response_frame,
-)
+from klamm.protocol.frames import Frame, FrameReader, decode_request_header, decode_response_header
 from klamm.protocol.messages import BY_KEY, MODULES
 from klamm.protocol.wire import decode
+from tests.support.frames import encode_request_frame, encode_response_frame
 from tests.wire.annotate import annotate_frame, key_of
 
 FILES = sorted(Path(__file__).parent.glob("*.hex"))

@@ -16,6 +16,7 @@ from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition, TransactionVersion
 from klamm.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import after
 
 Answer = AddOffsetsToTxnResponse | None
 
@@ -30,7 +31,7 @@ def handle(broker: Broker, ctx: RequestContext, req: AddOffsetsToTxnRequest) -> 
         version=TransactionVersion.TV_0,
         origin=ctx.channel.order,
     )
-    return added.map(lambda error: _response(error, ctx)).on(broker.loop)
+    return after(added.on(broker.loop), lambda error: _response(error, ctx))
 
 
 def _response(error: ErrorCode, ctx: RequestContext) -> Answer:

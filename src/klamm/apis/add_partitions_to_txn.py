@@ -3,7 +3,8 @@
 v0-5: throttling before the wait v1 (KIP-219); PRODUCER_FENCED (90) v2, before it INVALID_PRODUCER_EPOCH (47); flexible
 v3; from v4 on (KIP-890) brokers send it, with several transactions in one request, to verify that a partition belongs
 to a transaction (TRANSACTION_ABORTABLE, 120, if not) or to add it; v5 is the same. If one partition of a transaction
-does not exist (UNKNOWN_TOPIC_OR_PARTITION, 3), none is added, and the others are OPERATION_NOT_ATTEMPTED (55).
+does not exist (UNKNOWN_TOPIC_OR_PARTITION, 3), none is added, and the others are OPERATION_NOT_ATTEMPTED (55). Topics
+that only brokers write are TOPIC_AUTHORIZATION_FAILED (29) for every client: AddOffsetsToTxn adds those of offsets.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from klamm.apis.access import may
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.guards import All, FromPeer, Needs
 from klamm.apis.parts import MOST, Parts, in_parts
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import Steps, after_in_slices, begin, each, each_partition
 from klamm.apis.transaction_errors import error_for_client, unless_given_up
-from klamm.coordinator.deferred import Deferred, all_of
 from klamm.errors import ErrorCode
 from klamm.model import BROKER_TOPICS, TopicPartition, TransactionVersion
 from klamm.protocol.chunked import CHUNK, pieces
@@ -32,6 +32,7 @@ from klamm.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import all_results, promptly
 
 FIRST_BROKER_VERSION: Final = 4
 _WRITE_WEIGHT: Final = 20
@@ -65,17 +66,14 @@ def _add_for_client(broker: Broker, ctx: RequestContext, req: AddPartitionsToTxn
         version=TransactionVersion.TV_0,
         origin=ctx.channel.order,
     )
-
-    if added.done:
-        return (yield from _added(ctx, req, added.value))
-    return added.map(lambda error: begin(_added(ctx, req, error))).on(broker.loop)
+    return (yield from after_in_slices(added.on(broker.loop), lambda error: _added(ctx, req, error)))
 
 
 def _added(ctx: RequestContext, req: AddPartitionsToTxnRequest, error: ErrorCode) -> Steps[Answer]:
-    told = error_for_client(error, ctx, fenced_since=2)
+    shown = error_for_client(error, ctx, fenced_since=2)
     if unless_given_up(ctx, error, req) is None:
         return None
-    return (yield from _client_response(req, lambda tp: told))
+    return (yield from _client_response(req, lambda tp: shown))
 
 
 def _client_response(req: AddPartitionsToTxnRequest, error_of: ErrorOf) -> Steps[AddPartitionsToTxnResponse]:
@@ -105,27 +103,23 @@ _handle_batch = in_parts(
 def _handle_transactions(
     broker: Broker, ctx: RequestContext, transactions: Sequence[AddPartitionsToTxnTransaction]
 ) -> Steps[Any]:
-    parts: list[Deferred[ErrorOf]] = []
+    parts: list[ErrorOf | asyncio.Future[ErrorOf]] = []
     for transaction in transactions:
         parts.append((yield from _handle_one(broker, ctx, transaction)))
-
-    done = all_of(parts)
-    if done.done:
-        return (yield from _batch_response(transactions, done.value))
-    return done.map(lambda errors: begin(_batch_response(transactions, errors))).on(broker.loop)
+    return (yield from after_in_slices(all_results(parts), lambda errors: _batch_response(transactions, errors)))
 
 
 def _handle_one(
     broker: Broker, ctx: RequestContext, transaction: AddPartitionsToTxnTransaction
-) -> Steps[Deferred[ErrorOf]]:
+) -> Steps[ErrorOf | asyncio.Future[ErrorOf]]:
     known, missing = yield from _split(broker, ctx, transaction.topics)
     if missing:
-        return Deferred.of(_not_attempted(missing))
+        return _not_attempted(missing)
     transactions = broker.transactions
     identity = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
     if not transaction.verify_only:
         added = transactions.add_partitions(*identity, known, version=TransactionVersion.TV_2, origin=None)
-        return added.map(lambda error: lambda tp: error)
+        return promptly(added.on(broker.loop), _same_for_all)
     errors: Errors = {}
     for number, piece in enumerate(pieces(tuple(known))):
         if number:
@@ -133,7 +127,7 @@ def _handle_one(
         errors.update(transactions.verify_partitions(*identity, piece))
     if len(errors) > CHUNK:
         ctx.hold(errors)
-    return Deferred.of(errors.__getitem__)
+    return errors.__getitem__
 
 
 def _batch_response(
@@ -146,32 +140,33 @@ def _batch_response(
     return AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
+def _same_for_all(error: ErrorCode) -> ErrorOf:
+    return lambda tp: error
+
+
 def _not_attempted(missing: Errors) -> ErrorOf:
     return lambda tp: missing.get(tp, ErrorCode.OPERATION_NOT_ATTEMPTED)
 
 
 def _may_write(broker: Broker, ctx: RequestContext, topic: str) -> bool:
     """Clients never write to internal topics in a transaction: AddOffsetsToTxn adds these."""
-    if broker.acls is None:
-        return True
-    return topic not in BROKER_TOPICS and may(broker, ctx, AclOperation.WRITE, ResourceType.TOPIC, topic)
+    if topic in BROKER_TOPICS:
+        return False
+    return broker.acls is None or may(broker, ctx, AclOperation.WRITE, ResourceType.TOPIC, topic)
 
 
 def _split(
     broker: Broker,
     ctx: RequestContext,
     topics: Sequence[AddPartitionsToTxnTopic],
-    is_allowed: Callable[[str], bool] = lambda _: True,
+    is_allowed: Callable[[str], bool] | None = None,
 ) -> Steps[tuple[Known, Errors]]:
     """Return the partitions that exist, and the errors of those that do not, or that the client may not write."""
     refused: set[str] = set()
 
-    def check(topic: AddPartitionsToTxnTopic) -> None:
-        if not is_allowed(topic.name):
-            refused.add(topic.name)
-
-    if broker.acls is not None:
-        yield from each(topics, check)
+    if is_allowed is not None:
+        may_write = is_allowed
+        yield from each(topics, lambda topic: None if may_write(topic.name) else refused.add(topic.name))
     snapshot = broker.metadata.snapshot
     known: Known = {}
     missing: Errors = {}

@@ -1,19 +1,26 @@
 """AlterPartitionReassignments (45): moves partitions to other replicas, or cancels such a move (null replicas).
 
-v0 (KIP-455). A broker that is not the controller answers NOT_CONTROLLER (41).
+v0 (KIP-455). A broker that is not the controller answers NOT_CONTROLLER (41). If the controller is replaced in the
+middle of a very large request, only the partitions that it has not accepted get this error.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final, cast
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.controller_parts import ask_in_turn
+from klamm.apis.deadlines import Deadline
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
 from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.controller import events
-from klamm.controller.replies import PartitionResult, PartitionResults, made
+from klamm.controller.replies import PartitionResult, PartitionResults
+from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
+from klamm.protocol.chunked import ChunkedList, SpreadDict
 from klamm.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -23,7 +30,9 @@ from klamm.protocol.messages.alter_partition_reassignments import (
     ReassignableTopicResponse,
 )
 from klamm.security.acl.bindings import AclOperation
-from klamm.waiting import after
+
+_Asked = tuple[TopicPartition, tuple[int, ...] | None]
+_Topics = SpreadDict[str, list[ReassignablePartitionResponse]]
 
 
 def handle(
@@ -35,7 +44,9 @@ def handle(
 def _alter(
     broker: Broker, ctx: RequestContext, req: AlterPartitionReassignmentsRequest
 ) -> Steps[asyncio.Future[AlterPartitionReassignmentsResponse]]:
-    asked: list[tuple[TopicPartition, tuple[int, ...] | None]] = []
+    deadline = Deadline(broker.loop, req.timeout_ms)
+    asked: ChunkedList[_Asked] = ChunkedList()
+    topics: _Topics = SpreadDict()
 
     def add(topic: ReassignableTopic, partition: ReassignablePartition) -> None:
         target = None if partition.replicas is None else tuple(partition.replicas)
@@ -43,31 +54,47 @@ def _alter(
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     ctx.hold(asked)
-    event = events.ApiPartitionReassignment(tuple(asked))
-    submitted = broker.controller.submit(event, req.timeout_ms)
-    return after(submitted, lambda results: cast("AlterPartitionReassignmentsResponse", begin(_response(ctx, results))))
 
+    def ask(part: Sequence[_Asked]) -> asyncio.Future[PartitionResults]:
+        return broker.controller.submit(events.ApiPartitionReassignment(tuple(part)), deadline.remaining_ms)
 
-def _response(ctx: RequestContext, results: PartitionResults) -> Steps[AlterPartitionReassignmentsResponse]:
-    topics: dict[str, list[ReassignablePartitionResponse]] = {}
-    ctx.hold(made(results.partitions), topics)
+    answered = 0
 
-    def add(result: PartitionResult) -> None:
-        topics.setdefault(result.partition.topic, []).append(
-            ReassignablePartitionResponse(
-                partition_index=result.partition.partition, error_code=result.error, error_message=result.message
-            )
+    def note(part: Sequence[_Asked], reply: PartitionResults) -> Steps[AlterPartitionReassignmentsResponse | None]:
+        nonlocal answered
+        if reply.error == ErrorCode.NONE:
+            yield from each(reply.partitions, lambda result: _add(topics, result))
+            answered += len(part)
+            return None
+        # The controller has accepted the earlier parts. An error of the whole request would deny that.
+        yield from each(
+            islice(asked, answered, None), lambda moved: _add(topics, PartitionResult(moved[0], reply.error))
         )
+        return (yield from _response(ctx, topics, *(() if answered else (reply.error, reply.message))))
 
-    yield from each(results.partitions, add)
+    return cast(
+        "asyncio.Future[AlterPartitionReassignmentsResponse]",
+        ask_in_turn(asked, ask, note, lambda: _response(ctx, topics)),
+    )
+
+
+def _add(topics: _Topics, result: PartitionResult) -> None:
+    topics.setdefault(result.partition.topic, []).append(
+        ReassignablePartitionResponse(
+            partition_index=result.partition.partition, error_code=result.error, error_message=result.message
+        )
+    )
+
+
+def _response(
+    ctx: RequestContext, topics: _Topics, error: ErrorCode = ErrorCode.NONE, message: str | None = None
+) -> Steps[AlterPartitionReassignmentsResponse]:
+    ctx.hold(*topics.dicts)
     responses = yield from each(
         topics.items(), lambda topic: ReassignableTopicResponse(name=topic[0], partitions=topic[1])
     )
     return AlterPartitionReassignmentsResponse(
-        throttle_time_ms=0,
-        error_code=results.error,
-        error_message=results.message,
-        responses=responses,
+        throttle_time_ms=0, error_code=error, error_message=message, responses=responses
     )
 
 

@@ -68,7 +68,8 @@ def _create(
             return (yield from _refuse(broker, ctx, req, reply.error))
         return (yield from _await_leaders(broker, ctx, req, deadline, refused, reply))
 
-    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
+    created: asyncio.Future[CreateTopicsResponse] = after(broker.controller.submit(event, req.timeout_ms), on_reply)
+    return created
 
 
 def _charge(

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.guards import Each
-from klamm.apis.slices import Steps, begin, each
-from klamm.coordinator.deferred import all_of
+from klamm.apis.slices import Steps, after_in_slices, begin, each
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import all_results
 
 _GROUPS_A_SLICE: Final = 20
 
@@ -29,17 +29,18 @@ def handle(
 
 def _delete(broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest) -> Steps[Any]:
     groups: GroupCoordinator = broker.groups
+
+    def delete(part: list[str]) -> dict[str, ErrorCode] | asyncio.Future[dict[str, ErrorCode]]:
+        return groups.delete_groups(part).on(broker.loop)
+
     once: dict[str, None] = {}
     yield from each(req.groups_names, once.setdefault)
     names = list(once)
     ctx.hold(once)
     starts = range(0, len(names), _GROUPS_A_SLICE)
-    deleted = yield from each(starts, lambda start: groups.delete_groups(names[start : start + _GROUPS_A_SLICE]), 1)
+    deleted = yield from each(starts, lambda start: delete(names[start : start + _GROUPS_A_SLICE]), 1)
     ctx.hold(deleted)
-    errors = all_of(deleted)
-    if errors.done:
-        return (yield from _response(ctx, errors.value))
-    return errors.map(lambda parts: begin(_response(ctx, parts))).on(broker.loop)
+    return (yield from after_in_slices(all_results(deleted), lambda parts: _response(ctx, parts)))
 
 
 def _response(ctx: RequestContext, parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
-from klamm.apis.guards import Each
+from klamm.apis.guards import each_topic
 from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition
@@ -25,7 +25,7 @@ from klamm.protocol.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from klamm.replica.delete_records import DeletedRecords, DeletedRecordsResult, delete_records
-from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.security.acl.bindings import AclOperation
 from klamm.waiting import after
 
 
@@ -91,16 +91,11 @@ def _response(ctx: RequestContext, *results: DeletedRecords) -> Steps[DeleteReco
     return DeleteRecordsResponse(throttle_time_ms=0, topics=answers)
 
 
-_GUARD: Final = Each(
-    kind=ResourceType.TOPIC,
-    operation=AclOperation.DELETE,
-    asked="topics",
-    answers="topics",
-    name=lambda topic: topic.name,
-    rows=lambda topic: topic.partitions,
-    refuse=lambda row, error: DeleteRecordsPartitionResult(
+_GUARD: Final = each_topic(
+    AclOperation.DELETE,
+    lambda row, error: DeleteRecordsPartitionResult(
         partition_index=row.partition_index, low_watermark=-1, error_code=error
     ),
-    gather=lambda topic, rows: DeleteRecordsTopicResult(name=topic.name, partitions=rows),
+    DeleteRecordsTopicResult,
 )
 API = Api(DeleteRecordsRequest, DeleteRecordsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle, guard=_GUARD)

@@ -2,22 +2,25 @@
 
 v0-6: TOPIC_DELETION_DISABLED (73) instead of INVALID_REQUEST (42) v3; error messages v5; by topic id v6, where an
 unknown id is UNKNOWN_TOPIC_ID (100). A topic that is named twice is deleted once and answered twice. A broker that is
-not the controller answers NOT_CONTROLLER (41). A client whose controller mutation quota is used up gets
+not the controller answers NOT_CONTROLLER (41); if the controller is replaced in the middle of a very large request,
+only the topics that it has not accepted get this error. A client whose controller mutation quota is used up gets
 THROTTLING_QUOTA_EXCEEDED (89) from v5 on; before, it is only throttled (KIP-599).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from klamm.apis import slices
 from klamm.apis.access import may
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.controller_parts import ask_in_turn
 from klamm.apis.deadlines import Deadline
 from klamm.apis.mutation_charges import MutationCharges, partition_count
 from klamm.apis.slices import Steps, begin
@@ -26,12 +29,12 @@ from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
-from klamm.protocol.chunked import concatenated
+from klamm.protocol.chunked import ChunkedList, SpreadDict, concatenated
 from klamm.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import after
 
 _FIRST_STRICT: Final = 5
+_Results = SpreadDict[str | UUID, TopicResult]
 
 
 class _Asked(NamedTuple):
@@ -57,65 +60,83 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> St
     if not broker.config.delete_topic_enable:
         disabled = ErrorCode.INVALID_REQUEST if ctx.api_version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
         return (yield from _refuse(ctx, asked, disabled, "Topic deletion is disabled."))
-    names, ids = yield from _keys(asked)
-    ctx.hold(names, ids)
+    keys = yield from _keys(ctx, asked)
     charges = MutationCharges[str | UUID](broker, ctx, strict_since=_FIRST_STRICT)
-    refused: dict[str | UUID, TopicResult] = {}
+    results: _Results = SpreadDict()
     if charges.is_limited:
-        refused = yield from _charge(broker, charges, names, ids)
-    keys: tuple[str | UUID, ...] = (*names, *ids)
-    event = events.DeleteTopics(tuple(names), tuple(ids))
+        keys = yield from _charge(broker, charges, keys, results)
+    ctx.hold(keys)
 
-    def on_reply(reply: TopicResults) -> Any:
-        return begin(settled(reply))
+    def ask(part: Sequence[str | UUID]) -> asyncio.Future[TopicResults]:
+        names = tuple(key for key in part if isinstance(key, str))
+        ids = tuple(key for key in part if not isinstance(key, str))
+        return broker.controller.submit(events.DeleteTopics(names, ids), deadline.remaining_ms)
 
-    def settled(reply: TopicResults) -> Steps[Any]:
-        yield from charges.settle(keys, reply)
-        if reply.error != ErrorCode.NONE:
+    answered = 0
+
+    def note(part: Sequence[str | UUID], reply: TopicResults) -> Steps[Any]:
+        nonlocal answered
+        yield from charges.settle(part, reply)
+        if reply.error == ErrorCode.NONE:
+            yield from slices.each(zip(part, reply.topics, strict=True), add)
+            answered += len(part)
+            return None
+        if not answered:
             return (yield from _refuse(ctx, asked, reply.error, None))
-        replies = chain(refused.items(), zip(keys, reply.topics, strict=True))
-        return (yield from _await_gone(broker, ctx, deadline, asked, replies))
+        # The controller was replaced, for example. It has accepted the topics of the earlier parts.
+        yield from slices.each(islice(keys, answered, None), partial(refuse, reply.error))
+        return (yield from _await_gone(broker, ctx, deadline, asked, results))
 
-    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
+    def add(result: tuple[str | UUID, TopicResult]) -> None:
+        key, results[key] = result
+
+    def refuse(error: ErrorCode, key: str | UUID) -> None:
+        name = key if isinstance(key, str) else broker.metadata.topic_name(key)
+        results[key] = TopicResult(name or "", error)
+
+    return ask_in_turn(keys, ask, note, lambda: _await_gone(broker, ctx, deadline, asked, results))
 
 
-def _keys(asked: Sequence[_Asked]) -> Steps[tuple[dict[str, None], dict[UUID, None]]]:
-    """Return the topics to delete, each once: names, and ids of topics that are not among these."""
-    names: dict[str, None] = {}
-    ids: dict[UUID, None] = {}
+def _keys(ctx: RequestContext, asked: Sequence[_Asked]) -> Steps[ChunkedList[str | UUID]]:
+    """Return the topics to delete, each once: names, then ids of topics that are not among these."""
+    once: SpreadDict[str | UUID, int] = SpreadDict()
+    keys: ChunkedList[str | UUID] = ChunkedList()
+
+    def add(key: str | UUID) -> None:
+        number = len(keys)
+        if once.setdefault(key, number) == number:
+            keys.append(key)
 
     def add_name(each: _Asked) -> None:
         if each.error == ErrorCode.NONE and each.name is not None and not each.by_id:
-            names[each.name] = None
+            add(each.name)
 
     def add_id(each: _Asked) -> None:
-        if each.error == ErrorCode.NONE and each.by_id and each.name not in names:
-            ids[each.topic_id] = None
+        if each.error == ErrorCode.NONE and each.by_id and each.name not in once:
+            add(each.topic_id)
 
     yield from slices.each(asked, add_name)
     yield from slices.each(asked, add_id)
-    return names, ids
+    ctx.hold(*once.dicts)
+    return keys
 
 
 def _charge(
-    broker: Broker, charges: MutationCharges[str | UUID], names: dict[str, None], ids: dict[UUID, None]
-) -> Steps[dict[str | UUID, TopicResult]]:
-    """Charge every topic that exists; remove from `names` and `ids`, and return, those that the quota refuses."""
-    refused: dict[str | UUID, TopicResult] = {}
+    broker: Broker, charges: MutationCharges[str | UUID], keys: Sequence[str | UUID], results: _Results
+) -> Steps[ChunkedList[str | UUID]]:
+    """Charge every topic that exists; return the others of `keys` than those that the quota refuses."""
+    allowed: ChunkedList[str | UUID] = ChunkedList()
 
     def check(key: str | UUID) -> None:
         name = key if isinstance(key, str) else broker.metadata.topic_name(key)
-        if name is not None and (refusal := charges.charge(key, name, partition_count(broker, name))) is not None:
-            refused[key] = refusal
-
-    keys: tuple[str | UUID, ...] = (*names, *ids)
-    yield from slices.each(keys, check)
-    for key in refused:
-        if isinstance(key, str):
-            del names[key]
+        refusal = None if name is None else charges.charge(key, name, partition_count(broker, name))
+        if refusal is None:
+            allowed.append(key)
         else:
-            del ids[key]
-    return refused
+            results[key] = refusal
+
+    yield from slices.each(keys, check)
+    return allowed
 
 
 def _refuse(
@@ -123,7 +144,7 @@ def _refuse(
 ) -> Steps[DeleteTopicsResponse]:
     refused = yield from slices.each(asked, lambda each: each._replace(error=error, message=message))
     ctx.hold(refused)
-    return (yield from _response(refused, {}))
+    return (yield from _response(refused, SpreadDict()))
 
 
 def _asked(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> Steps[Sequence[_Asked]]:
@@ -159,19 +180,16 @@ def _await_gone(
     ctx: RequestContext,
     deadline: Deadline,
     asked: Sequence[_Asked],
-    replies: Iterable[tuple[str | UUID, TopicResult]],
+    results: _Results,
 ) -> Steps[Any]:
-    results: dict[str | UUID, TopicResult] = {}
     deleted: dict[str, None] = {}
-    ctx.hold(results, deleted)
+    ctx.hold(*results.dicts, deleted)
 
-    def note(reply: tuple[str | UUID, TopicResult]) -> None:
-        key, result = reply
-        results[key] = result
+    def add_deleted(result: TopicResult) -> None:
         if result.error == ErrorCode.NONE:
             deleted[result.name] = None
 
-    yield from slices.each(replies, note)
+    yield from slices.each(results.values(), add_deleted)
 
     def respond(late: set[str]) -> Any:
         message = "The topic is still being deleted."
@@ -187,7 +205,7 @@ def _await_gone(
     )
 
 
-def _response(asked: Sequence[_Asked], results: dict[str | UUID, TopicResult]) -> Steps[DeleteTopicsResponse]:
+def _response(asked: Sequence[_Asked], results: _Results) -> Steps[DeleteTopicsResponse]:
     def answer(each: _Asked) -> DeletableTopicResult:
         name, error, message = each.name, each.error, each.message
         key = each.topic_id if each.by_id and each.topic_id in results else name

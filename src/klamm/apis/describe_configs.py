@@ -79,8 +79,15 @@ def _answer(
 def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeConfigsResource) -> None:
     """Collect each resource once, with the keys of all mentions: otherwise a short request could exhaust the memory."""
     known = resources.setdefault(key_of(asked), asked)
-    if known is not asked and known.configuration_keys:
-        known.configuration_keys = asked.configuration_keys and [*known.configuration_keys, *asked.configuration_keys]
+    keys = known.configuration_keys
+    if known is asked or not keys:
+        return
+    if not asked.configuration_keys:
+        known.configuration_keys = asked.configuration_keys
+        return
+    merged = keys if type(keys) is list else list(keys)  # not copied at each of a million mentions
+    merged.extend(asked.configuration_keys)
+    known.configuration_keys = merged
 
 
 async def _describe(

@@ -26,6 +26,9 @@ from klamm.protocol.messages.describe_log_dirs import (
 )
 from klamm.security.acl.bindings import AclOperation
 
+_SLICE: Final = 50
+"""Logs that are described between two turns of the loop."""
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest
@@ -41,7 +44,8 @@ def _describe(broker: Broker, req: DescribeLogDirsRequest) -> Steps[DescribeLogD
         if (future := broker.logs.futures.logs.get(log.topic_partition)) is not None:
             by_dir.setdefault(future.log_dir, []).append(future)
 
-    yield from each((yield from _asked_logs(broker, req)), sort_out)
+    asked = yield from _asked_logs(broker, req)
+    yield from each(asked, sort_out)
     results: list[DescribeLogDirsResult] = []
     for log_dir in list(broker.logs.dirs.live):
         results.append((yield from _live(broker, log_dir.path, by_dir.get(log_dir.path, []))))
@@ -73,7 +77,7 @@ def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDir
         if (partition := _partition(broker, log)) is not None:
             topics.setdefault(log.topic_partition.topic, []).append(partition)
 
-    yield from each(logs, add)
+    yield from each(logs, add, _SLICE)
     total_bytes, usable_bytes = broker.logs.dirs.usage(log_dir)
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.deadlines import Deadline
 from klamm.apis.guards import needs_cluster
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import Steps, begin, each, each_partition, pause
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults, made
@@ -41,6 +41,7 @@ def _elect(broker: Broker, ctx: RequestContext, req: ElectLeadersRequest) -> Ste
     partitions = yield from _asked(ctx, req)
     if not broker.controller.is_active:
         return (yield from _not_controller(broker, ctx, req, partitions))
+    yield from pause(partitions or ())
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
 
     def on_reply(reply: PartitionResults) -> Any:
@@ -62,6 +63,7 @@ def _asked(ctx: RequestContext, req: ElectLeadersRequest) -> Steps[tuple[TopicPa
         lambda *_: None,
     )
     ctx.hold(asked)
+    yield from pause(asked)
     return tuple(asked)
 
 

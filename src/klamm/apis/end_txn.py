@@ -20,6 +20,7 @@ from klamm.coordinator.transaction.transaction_results import EndTxnResult
 from klamm.model import TransactionVersion
 from klamm.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import promptly
 
 Answer = EndTxnResponse | None
 
@@ -35,7 +36,8 @@ def handle(broker: Broker, ctx: RequestContext, req: EndTxnRequest) -> Answer | 
     )
     if _is_outdated(broker, ctx):
         ctx.close_connection()  # with the answer: the client asks again which protocol the cluster has
-    return ended.map(lambda result: _response(result, ctx)).on(broker.loop)
+    ctx.sends_at_once = True  # The producer waits for nothing else, and its next request comes after this one.
+    return promptly(ended.on(broker.loop), lambda result: _response(result, ctx))
 
 
 def _is_outdated(broker: Broker, ctx: RequestContext) -> bool:

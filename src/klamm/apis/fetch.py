@@ -20,15 +20,21 @@ A consumer that is over its quota gets an empty answer with a throttle time (KIP
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from types import GeneratorType
+from typing import Any, Final, TypeAlias
 
 from klamm.apis.access import is_peer, may_on_cluster, remembering
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
-from klamm.apis.fetch_context import SLICE, FetchContext, consume, open_context, run
+from klamm.apis.fetch_context import SLICE, FetchContext, consume, in_order, open_context, sliced
 from klamm.apis.fetch_conversion import convert
 from klamm.apis.fetch_quota import is_withheld, size_of
 from klamm.apis.guards import Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
+from klamm.apis.slices import Steps, begin
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
@@ -40,7 +46,7 @@ from klamm.protocol.messages.fetch import (
     NodeEndpoint,
     PartitionData,
 )
-from klamm.replica.delayed_fetch import DelayedFetch, fetch_messages, park
+from klamm.replica.delayed_fetch import LARGE_READS, LargeFetch, fetch_messages, park
 from klamm.replica.fetch_path import FetchParams, ReadLimit, Reads, answer, bytes_to_wait_for, read_all, settle
 from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
@@ -58,140 +64,161 @@ _LOG_END: Final = Isolation.LOG_END
 _HIGH_WATERMARK: Final = Isolation.HIGH_WATERMARK
 _TXN_COMMITTED: Final = Isolation.TXN_COMMITTED
 _UNKNOWN_SERVER_ERROR: Final = ErrorCode.UNKNOWN_SERVER_ERROR
-_READS: Final = 50
-"""Partitions of a large request that are read per step: their logs may have to be opened."""
 _MAX_WAIT_MS: Final = 600_000
 """Maximum wait of a fetch: nothing may stay parked for a client that is long gone."""
 
 
-def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
+Answer: TypeAlias = "FetchResponse | asyncio.Future[Any] | Steps[Any]"
+"""The response, a future of one of these, or the steps to one of these."""
+
+
+def handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> Answer:
     answer = _handle(broker, ctx, req)
-    return answer if ctx.api_version >= _FIRST_WITH_BATCHES else convert(broker, ctx.api_version, req, answer)
+    return answer if ctx.api_version >= _FIRST_WITH_BATCHES else _converted(broker, ctx.api_version, req, answer)
 
 
-def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse | asyncio.Future[FetchResponse]:
-    count = _count(req)
-    if count > SLICE:
-        return broker.loop.create_task(_handle_in_slices(broker, ctx, req))
-    context = run(open_context(broker, ctx.api_version, req))
+def _converted(broker: Broker, version: int, req: FetchRequest, answer: Answer) -> Answer:
+    """The answer in the message format of this version."""
+    if isinstance(answer, GeneratorType):
+        return _converted_in_slices(broker, version, req, answer)
+    if isinstance(answer, asyncio.Future):
+        later: asyncio.Future[Any] = after(answer, lambda response: _converted(broker, version, req, response))
+        return later
+    assert isinstance(answer, FetchResponse)
+    return convert(broker, version, req, answer)
+
+
+def _converted_in_slices(broker: Broker, version: int, req: FetchRequest, answer: Steps[Any]) -> Steps[Any]:
+    response = yield from answer
+    converted = _converted(broker, version, req, response)
+    return (yield from converted) if isinstance(converted, GeneratorType) else converted
+
+
+def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> Answer:
+    opening = open_context(broker, ctx.api_version, req)
+    try:
+        next(opening)
+    except StopIteration as done:
+        context: FetchContext | ErrorCode = done.value
+    else:
+        return _handle_in_slices(broker, ctx, req, opening)
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
+    if params.replica_id >= 0:
+        ctx.sends_at_once = True  # The leader computes the next follower's response while this one appends.
     looked_at = context.begin(broker, params, ctx)
     if ctx.trace is not None:
         ctx.trace.set_partitions(context.named())
     if isinstance(looked_at, ErrorCode):
         return FetchResponse(error_code=looked_at, responses=())
     if len(looked_at) > SLICE:
-        return broker.loop.create_task(_fetch_in_slices(broker, ctx, params, context, looked_at))
+        return _fetch_in_slices(broker, ctx, params, context, looked_at)
     refused, asked = _sort_out(broker, ctx, params, looked_at)
     if refused:
         params.max_wait_ms = 0
-    reads = fetch_messages(broker.replicas, params, context.session, asked)
-    if isinstance(reads, asyncio.Future):
-        return after(reads, lambda done: _respond(broker, ctx, params, context, refused + done))
-    return _respond(broker, ctx, params, context, refused + reads)
+
+    def respond(reads: Reads) -> FetchResponse:
+        return _respond(broker, ctx, params, context, refused + reads)
+
+    return fetch_messages(broker.replicas, params, context.session, asked, respond)
 
 
-def _count(req: FetchRequest) -> int:
-    """Return how many partitions are asked for or forgotten; if there are very many topics, how many these are."""
-    count = len(req.topics) + len(req.forgotten_topics_data)
-    if count > SLICE:
-        return count
-    count = 0
-    for topic in req.topics:
-        count += len(topic.partitions)
-    for forgotten in req.forgotten_topics_data:
-        count += len(forgotten.partitions)
-    return count
-
-
-async def _handle_in_slices(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchResponse:
-    """A request that names many partitions: the loop serves others between the slices."""
-    steps = open_context(broker, ctx.api_version, req)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            context: FetchContext | ErrorCode = done.value
-            break
-        await _next_slice(ctx)
+def _handle_in_slices(
+    broker: Broker, ctx: RequestContext, req: FetchRequest, opening: Steps[FetchContext | ErrorCode]
+) -> Steps[Any]:
+    """A request that names many partitions: the loop serves others between the steps."""
+    context = yield from opening
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, responses=())
     params = _params(broker, ctx, req)
     if ctx.api_version >= _FIRST_WITH_BATCHES:  # the conversion looks at it again
         req.topics = req.forgotten_topics_data = ()
-        for _ in ctx.freed():
-            await _next_slice(ctx)
+        yield from ctx.freed()
     looked_at = context.begin(broker, params, ctx)
     if isinstance(looked_at, ErrorCode):
         return FetchResponse(error_code=looked_at, responses=())
-    return await _fetch_in_slices(broker, ctx, params, context, looked_at)
+    return (yield from _fetch_in_slices(broker, ctx, params, context, looked_at))
 
 
-async def _next_slice(ctx: RequestContext) -> None:
-    ctx.note_slice()
-    await asyncio.sleep(0)
-
-
-async def _fetch_in_slices(
+def _fetch_in_slices(
     broker: Broker,
     ctx: RequestContext,
     params: FetchParams,
     context: FetchContext,
     looked_at: list[SessionPartition],
-) -> FetchResponse:
+) -> Steps[Any]:
     """The first answer of a session comes at once, so that the next request can wait for many partitions cheaply."""
-    replicas, session = broker.replicas, context.session
+    session = context.session
     if session.id and context.is_full:
         params.max_wait_ms = 0
-    delayed = DelayedFetch(replicas, params, session, is_large=True)
+    delayed = LargeFetch(broker.replicas, params, session)
+    refused: list[Reads] = []
+    with _released_if_abandoned(ctx, delayed):
+        missing = yield from _read_in_slices(broker, ctx, params, looked_at, delayed, refused)
+        waiting = park(broker.replicas, params, delayed, list) if missing else None
+    if isinstance(waiting, asyncio.Future):
+        return after(waiting, lambda _: begin(_answer_in_slices(broker, ctx, params, context, delayed, refused)))
+    return (yield from _answer_in_slices(broker, ctx, params, context, delayed, refused))
+
+
+@contextmanager
+def _released_if_abandoned(ctx: RequestContext, delayed: LargeFetch) -> Iterator[None]:
+    """Partitions do not keep a fetch whose client has gone."""
     try:
-        results = await _read_in_slices(broker, ctx, params, looked_at, delayed)
-    finally:
+        yield
+    except BaseException:
         delayed.close()
-    if broker.quotas.fetch.is_enabled:
-        size_bytes = 0
-        for start in range(0, len(results), SLICE):
-            size_bytes += size_of(results[start : start + SLICE])
-            await asyncio.sleep(0)
-        if is_withheld(broker, ctx, params, context, size_bytes):
-            for part in consume(results):
-                delayed.release(part)
-                await asyncio.sleep(0)
-            return FetchResponse(session_id=context.session.id, responses=())
-    response = FetchResponse(session_id=session.id, responses=[])
-    for part in consume(results):
-        _add(broker, ctx, params, context, answer(replicas, params, part), response)
-        delayed.release(part)
-        await _next_slice(ctx)
-    return response
+        ctx.free_in_steps(delayed.released())
+        raise
 
 
-async def _read_in_slices(
+def _read_in_slices(
     broker: Broker,
     ctx: RequestContext,
     params: FetchParams,
     looked_at: list[SessionPartition],
-    delayed: DelayedFetch,
-) -> Reads:
+    delayed: LargeFetch,
+    refused: list[Reads],
+) -> Steps[int]:
+    """Read once; return how many bytes are missing to those that the reader waits for."""
     replicas = broker.replicas
-    refused: Reads = []
-    reads: Reads = []
     missing = params.min_bytes if params.max_wait_ms > 0 else 0
     limit = ReadLimit(params)
-    for part in consume(looked_at, _READS):
+    ordered = yield from in_order(looked_at)
+    for part in sliced(ordered, LARGE_READS):
         more_refused, asked = _sort_out(broker, ctx, params, part)
-        more = read_all(replicas, params, asked, limit)
-        delayed.add(more)
-        refused += more_refused
-        reads += more
-        missing = bytes_to_wait_for(replicas, params, more, missing) if missing and not refused else 0
-        await _next_slice(ctx)
-    if missing:
-        done = park(replicas, params, delayed)
-        reads = await done if isinstance(done, asyncio.Future) else done
-    return refused + reads
+        reads = read_all(replicas, params, asked, limit)
+        delayed.add(reads)
+        if more_refused:
+            refused.append(more_refused)
+        missing = bytes_to_wait_for(replicas, params, reads, missing) if missing and not refused else 0
+        yield
+    return missing
+
+
+def _answer_in_slices(
+    broker: Broker,
+    ctx: RequestContext,
+    params: FetchParams,
+    context: FetchContext,
+    delayed: LargeFetch,
+    refused: list[Reads],
+) -> Steps[FetchResponse]:
+    with _released_if_abandoned(ctx, delayed):
+        delayed.close()
+        yield from delayed.read_again(partial(_sort_out, broker, ctx, params))
+        if broker.quotas.fetch.is_enabled:
+            size_bytes = yield from delayed.size_bytes()
+            if is_withheld(broker, ctx, params, context, size_bytes):
+                yield from delayed.released()
+                return FetchResponse(session_id=context.session.id, responses=())
+        response = FetchResponse(session_id=context.session.id, responses=[])
+        for part in chain(chain.from_iterable(consume(refused, 1)), delayed.parts()):
+            _add(broker, ctx, params, context, answer(broker.replicas, params, part), response)
+            delayed.release(part)
+            yield
+    return response
 
 
 def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
@@ -236,8 +263,9 @@ def _sort_out(
     asked: list[SessionPartition] = []
     hosted = broker.replicas.partitions
     for partition in partitions:
-        known = None if partition.tp is None else hosted.get(partition.tp)
-        if known is None and broker.metadata.topic_name(partition.topic_id) is None:
+        tp = partition.tp  # None if the id was unknown when it was named; it may be known by now
+        known = None if tp is None else hosted.get(tp)
+        if tp is None or (known is None and broker.metadata.topic_name(partition.topic_id) is None):
             refused.append((partition, PartitionRead(ErrorCode.UNKNOWN_TOPIC_ID)))
         elif known is not None and known.topic_id.int not in (0, partition.topic_id.int):
             refused.append((partition, PartitionRead(ErrorCode.INCONSISTENT_TOPIC_ID)))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from itertools import islice
+import heapq
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice, pairwise
 from typing import Final, TypeVar
 from uuid import UUID
 
 from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
-from klamm.protocol.chunked import pieces
+from klamm.protocol.chunked import SpreadDict, pieces
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.replica.fetch_path import FetchParams, Reads
 from klamm.replica.fetch_session import (
@@ -21,6 +22,7 @@ from klamm.replica.fetch_session import (
     OneFetch,
     SessionKey,
     SessionPartition,
+    place_of,
     size_bytes_of,
 )
 from klamm.replica.partition_reader import PartitionFetch, PartitionRead
@@ -29,7 +31,9 @@ from klamm.replica.replica_selector import NO_PREFERENCE
 MAX_SESSION_PARTITIONS: Final = 200_000
 """A session that grows beyond this is ended: this bounds the memory that a client can claim."""
 SLICE: Final = 500
-"""Partitions per step of a large request; the loop serves others between the steps."""
+"""Partitions of a request that is handled at once; a larger one is handled in steps."""
+STEP: Final = 100
+"""Partitions per step of a large request: some tenths of a millisecond."""
 
 T = TypeVar("T")
 
@@ -51,7 +55,7 @@ class FetchContext:
         self.is_full = is_full
 
     def begin(self, broker: Broker, params: FetchParams, ctx: RequestContext) -> list[SessionPartition] | ErrorCode:
-        """Return the partitions to inspect.
+        """Return the partitions to inspect; more than `SLICE` of them are not in order.
 
         If the reader has gone, a large session is ended instead: inspecting all of it would hold the loop.
         """
@@ -102,18 +106,11 @@ class FetchContext:
         return is_news
 
 
-def run(steps: Generator[None, None, T]) -> T:
-    """Take all steps at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-
 def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[None, None, FetchContext | ErrorCode]:
-    """Return the request's `count` partitions. The epoch decides whether the session is created, resumed or closed."""
+    """Return the request's partitions. The epoch decides whether the session is created, resumed or closed.
+
+    A request of few partitions, with a session in which little changed, takes one step.
+    """
     sessions = broker.fetch_sessions
     uses_ids = version >= 13
     if req.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
@@ -133,6 +130,7 @@ def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[N
         return (yield from _without_session(broker, req, uses_ids))
     yield from _update(broker, created, req, uses_ids)
     if not sessions.keep(created):  # a session with a higher priority has taken its place
+        yield from _released(created)
         return (yield from _without_session(broker, req, uses_ids))
     return FetchContext(created, [], is_full=True)
 
@@ -165,9 +163,12 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
                 room = SLICE
                 yield
     if uses_ids:
-        for partition in session.changed:
-            if partition.tp is None and (known := broker.metadata.topic_name(partition.topic_id)) is not None:
-                partition.tp = TopicPartition(known, partition.index)
+        if len(session.changed) <= SLICE:
+            _name(broker, session.changed)
+        else:
+            for part in consume(list(session.changed)):
+                _name(broker, part)
+                yield
     if not session.partitions:  # all partitions were forgotten, so the session ends
         sessions.remove(session.id)
         return FetchContext(OneFetch(), [], is_full=True)
@@ -175,30 +176,80 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
         sessions.remove(session.id)
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     if session.size_bytes != session.cached_bytes and not sessions.keep(session):
+        yield from _released(session)
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     return FetchContext(session, [], is_full=False)
+
+
+def _name(broker: Broker, partitions: Iterable[SessionPartition]) -> None:
+    """Find the names of topic ids that were not known here before."""
+    for partition in partitions:
+        if partition.tp is None and (known := broker.metadata.topic_name(partition.topic_id)) is not None:
+            partition.tp = TopicPartition(known, partition.index)
 
 
 def _without_session(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None, None, FetchContext]:
     """Keep one entry per partition, as in Kafka, because a parked fetch holds its entries."""
     this = OneFetch()
-    asked: dict[SessionKey, SessionPartition] = {}
-    for count, partition in enumerate(_asked(broker, req, uses_ids, this), 1):
-        asked[_key(partition, uses_ids)] = partition
-        if not count % SLICE:
-            yield
-    partitions = list(asked.values())
-    while len(asked) > SLICE:  # to free all keys at once would hold the loop
-        for _ in range(SLICE):
-            asked.popitem()
-        yield
+    few: dict[SessionKey, SessionPartition] = {}
+    rest = _asked(broker, req, uses_ids, this)
+    count = 0
+    for count, partition in enumerate(islice(rest, SLICE), 1):  # noqa: B007 - used after the loop
+        few[_key(partition, uses_ids)] = partition
+    partitions = list(few.values())
+    if count == SLICE:
+        yield from _add_once(SpreadDict(few.items()), partitions, rest, uses_ids)
     return FetchContext(this, partitions, is_full=True)
+
+
+def _add_once(
+    known: SpreadDict[SessionKey, SessionPartition],
+    partitions: list[SessionPartition],
+    rest: Iterator[SessionPartition],
+    uses_ids: bool,
+) -> Generator[None, None, None]:
+    """Add the partitions of a large request to the first ones. If one is named again, its last mention counts."""
+    for part in sliced(rest, STEP):
+        yield
+        for partition in part:
+            first = known.setdefault(_key(partition, uses_ids), partition)
+            if first is partition:
+                partitions.append(partition)
+            else:
+                first.fetch = partition.fetch
+    while len(known.dicts) > 1:  # To free all keys at once would hold the loop.
+        known.dicts.pop()
+        yield
+
+
+def _released(session: FetchSession) -> Generator[None, None, None]:
+    """Forget the partitions of a session that ended while it was changed."""
+    while session.partitions:
+        session.release(SLICE)
+        yield
+
+
+def in_order(partitions: list[SessionPartition]) -> Generator[None, None, Iterable[SessionPartition]]:
+    """Put very many partitions into read order."""
+    parts = list(consume(partitions))
+    for part in parts:
+        part.sort(key=place_of)
+        yield
+    if all(one[-1].place <= other[0].place for one, other in pairwise(parts)):
+        return _each(parts)
+    return heapq.merge(*parts, key=place_of)
+
+
+def _each(parts: list[list[SessionPartition]]) -> Iterator[SessionPartition]:
+    parts.reverse()
+    while parts:
+        yield from parts.pop()
 
 
 def _update(broker: Broker, session: FetchSession, req: FetchRequest, uses_ids: bool) -> Generator[None, None, None]:
     for count, partition in enumerate(_asked(broker, req, uses_ids), 1):
         session.update(_key(partition, uses_ids), partition)
-        if not count % SLICE:
+        if count >= SLICE and not count % STEP:
             yield
 
 
@@ -228,13 +279,18 @@ def _key(partition: SessionPartition, uses_ids: bool) -> SessionKey:
     return partition.tp.topic, partition.index
 
 
-def consume(items: Sequence[T], size: int | None = None) -> Iterator[list[T]]:
+def consume(items: list[T], size: int | None = None) -> Iterator[list[T]]:
     """Yield slices of a list and empty it: freeing a long list at its end would hold the loop."""
     size = SLICE if size is None else min(size, SLICE)
-    if not isinstance(items, list):
-        items = list(items)
     items.reverse()
     while items:
         part = items[: -size - 1 : -1]
         del items[-size:]
+        yield part
+
+
+def sliced(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield slices of what an iterator returns."""
+    rest = iter(items)
+    while part := list(islice(rest, min(size, SLICE))):
         yield part

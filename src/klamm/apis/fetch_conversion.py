@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from klamm.apis.api_declaration import Broker
+from klamm.apis.slices import Steps, begin
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import TopicPartition
 from klamm.protocol.message_set import from_batches
@@ -21,35 +22,41 @@ from klamm.waiting import after
 
 _log = logging.getLogger(__name__)
 _FIRST_WITH_TIMESTAMPS: Final = 2
+_SLICE: Final = 500
+"""Partitions of a response that are looked at per step."""
 
 
 def convert(
-    broker: Broker, version: int, req: FetchRequest, answer: FetchResponse | asyncio.Future[FetchResponse]
-) -> FetchResponse | asyncio.Future[FetchResponse]:
-    """The answer in the format of this version."""
-    magic = 1 if version >= _FIRST_WITH_TIMESTAMPS else 0
-    return after(answer, lambda response: _convert(broker, magic, req, response))
+    broker: Broker, version: int, req: FetchRequest, response: FetchResponse
+) -> FetchResponse | asyncio.Future[FetchResponse] | Steps[Any]:
+    """The response in the format of this version."""
+    return begin(_convert(broker, 1 if version >= _FIRST_WITH_TIMESTAMPS else 0, req, response))
 
 
 def _convert(
     broker: Broker, magic: int, req: FetchRequest, response: FetchResponse
-) -> FetchResponse | asyncio.Future[FetchResponse]:
+) -> Steps[FetchResponse | asyncio.Future[FetchResponse]]:
     found: dict[TopicPartition, list[PartitionData]] = {}
-    for topic in response.responses:
-        for data in topic.partitions:
-            if data.records:
-                found.setdefault(TopicPartition(topic.topic, data.partition_index), []).append(data)
+    for number, (topic, data) in enumerate(_pairs(response.responses), 1):
+        if data.records:
+            found.setdefault(TopicPartition(topic.topic, data.partition_index), []).append(data)
+        if not number % _SLICE:
+            yield
     if not found:
         return response
-    offsets = {
-        tp: asked.fetch_offset
-        for topic_asked in req.topics
-        for asked in topic_asked.partitions
-        if (tp := TopicPartition(topic_asked.topic, asked.partition)) in found
-    }
+    offsets: dict[TopicPartition, int] = {}
+    for number, (topic, asked) in enumerate(_pairs(req.topics), 1):
+        if (tp := TopicPartition(topic.topic, asked.partition)) in found:
+            offsets[tp] = asked.fetch_offset
+        if not number % _SLICE:
+            yield
     work = [(tp.topic, data, offsets[tp]) for tp, each in found.items() for data in each]
     done = broker.replicas.record_checks.submit(partial(_convert_all, broker.clock.monotonic, magic, work))
     return after(done, lambda conversions: _count(broker, conversions, response))
+
+
+def _pairs(topics: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    return ((topic, partition) for topic in topics for partition in topic.partitions)
 
 
 class _Conversions(NamedTuple):

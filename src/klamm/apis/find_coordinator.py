@@ -3,9 +3,9 @@
 v0-6: key type v1 (KIP-98: 0 group, 1 transaction); throttling before the wait v2 (KIP-219); flexible v3; several keys
 in one request v4 (KIP-699), every one of them echoed with its own error; v5 and v6 (KIP-890, KIP-932) change nothing
 here. The coordinator is the leader of the key's partition of `__consumer_offsets` or `__transaction_state`, by the
-metadata or by a newer LeaderAndIsr. When that topic is missing the controller is asked to create it, and the client
-gets COORDINATOR_NOT_AVAILABLE and asks again; with too few brokers alive for it the message, and the broker's log once
-in a while, say so. Left out: share groups (key type 2, INVALID_REQUEST).
+metadata or by a newer LeaderAndIsr. If that topic is missing, the broker asks the controller to create it, and the
+client gets COORDINATOR_NOT_AVAILABLE and asks again. If too few brokers are alive for it, the response says so, and so
+does the broker's log from time to time. Left out: share groups (key type 2, INVALID_REQUEST).
 """
 
 from __future__ import annotations

@@ -157,3 +157,22 @@ class Each:
             answers = yield from each_partition(refused, self.rows, lambda _, row: self.refuse(row, error), self.gather)
         setattr(response, self.answers, concatenated(getattr(response, self.answers), answers))
         return response
+
+
+def each_topic(
+    operation: AclOperation, refuse: Callable[[Any, ErrorCode], Any], topic_answer: Callable[..., Any]
+) -> Each:
+    """The guard of a request whose `topics` have `partitions`, if its response has the same shape.
+
+    `refuse` returns the answer for a partition; `topic_answer` is the class of a topic in the response.
+    """
+    return Each(
+        kind=ResourceType.TOPIC,
+        operation=operation,
+        asked="topics",
+        answers="topics",
+        name=lambda topic: topic.name,
+        rows=lambda topic: topic.partitions,
+        refuse=refuse,
+        gather=lambda topic, rows: topic_answer(name=topic.name, partitions=rows),
+    )

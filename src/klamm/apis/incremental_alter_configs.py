@@ -1,10 +1,11 @@
 """IncrementalAlterConfigs (44): sets, deletes, appends to and subtracts from single settings.
 
 v0-1: only the encoding changes. SET (0), DELETE (1), and for lists APPEND (2) and SUBTRACT (3); if nothing is set, an
-operation on a list starts from the default. A bad topic setting or a list operation on a key that is not a list is
-INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker value, a missing value, a key or
-resource named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and DELETE. If ZooKeeper does not answer
-within seconds, the answer is REQUEST_TIMED_OUT (7); the change may still take effect.
+operation on a list starts from the default. A bad topic setting, a list operation on a key that is not a list, and a
+list that would become too long are INVALID_CONFIG (40); a broker key that cannot change while it runs, a bad broker
+value, a missing value, a key or resource named twice are INVALID_REQUEST (42). Loggers (BROKER_LOGGER) take SET and
+DELETE. If ZooKeeper does not answer within seconds, the answer is REQUEST_TIMED_OUT (7); the change may still take
+effect.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from klamm.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from klamm.protocol.runtime import STRING_MAX_BYTES
 from klamm.security.acl.bindings import AclOperation
 
 
@@ -122,8 +124,16 @@ def _changed_list(current: str | None, change: AlterableConfig, keys: Mapping[st
     items = _items((key.default_text or "") if current is None else current)
     given = _items(change.value or "")
     if change.config_operation == Operation.APPEND:
-        return ",".join([*items, *(item for item in given if item not in items)])
-    return ",".join(item for item in items if item not in given)
+        present = frozenset(items)
+        value = ",".join([*items, *(item for item in given if item not in present)])
+    else:
+        removed = frozenset(given)
+        value = ",".join(item for item in items if item not in removed)
+    if len(value.encode()) > STRING_MAX_BYTES:
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG, f"{change.name} would be longer than the {STRING_MAX_BYTES} bytes of an answer."
+        )
+    return value
 
 
 def _items(text: str) -> list[str]:

@@ -39,7 +39,7 @@ def handle(broker: Broker, ctx: RequestContext, req: InitProducerIdRequest) -> A
     initialised = broker.transactions.init_producer_id(
         req.transactional_id, req.transaction_timeout_ms, expected, ctx.channel.order
     )
-    return initialised.map(lambda result: _response(result, ctx)).on(broker.loop)
+    return after(initialised.on(broker.loop), lambda result: _response(result, ctx))
 
 
 def _idempotent(generated: int | ErrorCode) -> InitProducerIdResult:

@@ -66,8 +66,8 @@ def _join(
         require_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )
-    joined = groups.join_group(req.group_id, join).map(lambda result: _response(result, version))
-    return joined.on(broker.loop, "Rebalance", req.group_id)
+    joined = groups.join_group(req.group_id, join).on(broker.loop, "Rebalance", req.group_id)
+    return after(joined, lambda result: _response(result, version))
 
 
 def _response(result: JoinGroupResult, version: int) -> JoinGroupResponse:

@@ -10,13 +10,13 @@ complete.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
 
-from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, at_once
+from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, Sliced
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import Steps, begin, each, each_partition, finished
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.chunked import ChunkedList, concatenated
@@ -33,15 +33,22 @@ from klamm.waiting import after
 
 def handle(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest
-) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
+) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse] | Sliced[LeaderAndIsrResponse]:
+    return begin(_change(broker, ctx, req))
+
+
+def _change(broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest) -> Steps[Any]:
+    topics = yield from _topics(req)
+    new = yield from _new_topics(broker, topics)
+
     def refuse(error: ErrorCode) -> LeaderAndIsrResponse:
         return _sliced(_refuse(ctx, req, error))
 
     def change() -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
-        topics = at_once(_topics(req))  # The controller is trusted not to send too many.
-        return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, topics), wait_for=_configs(broker, topics))
+        return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, topics), wait_for=_configs(broker, new))
 
-    return from_controller(broker, ctx, req, first_with_broker_epoch=2, handle=change, refuse=refuse)
+    answer = from_controller(broker, ctx, req, first_with_broker_epoch=2, handle=change, refuse=refuse)
+    return (yield from finished(answer))
 
 
 def _sliced(steps: Steps[LeaderAndIsrResponse]) -> LeaderAndIsrResponse:
@@ -56,16 +63,23 @@ def _refuse(ctx: RequestContext, req: LeaderAndIsrRequest, error: ErrorCode) -> 
     return (yield from _response(ctx.api_version, error, topics, {}))
 
 
-def _configs(broker: Broker, topics: Sequence[TopicPartitionStates]) -> asyncio.Future[None] | None:
+def _new_topics(broker: Broker, topics: Sequence[TopicPartitionStates]) -> Steps[Iterable[str]]:
+    """Return the topics with a partition that has no log on this broker."""
+    logs = broker.logs.logs
+    new: dict[str, None] = {}
+
+    def note(topic: TopicPartitionStates, state: LeaderAndIsrPartitionState) -> None:
+        if (topic.topic, state.partition_index) not in logs:
+            new[topic.topic] = None
+
+    yield from each_partition(topics, lambda topic: topic.states, note, lambda *_: None)
+    return new
+
+
+def _configs(broker: Broker, new: Iterable[str]) -> asyncio.Future[None] | None:
     """Read the configurations of topics that are new to this broker: their logs are created with them."""
-    logs = broker.logs
-    new = [
-        t.topic
-        for t in topics
-        if any(logs.get_log(TopicPartition(t.topic, s.partition_index)) is None for s in t.states)
-    ]
     refresh = broker.configs.refresh_topics
-    return refresh(new) if new and refresh is not None else None
+    return refresh(list(new)) if new and refresh is not None else None
 
 
 def _apply(

@@ -5,8 +5,7 @@ LISTENER_NOT_FOUND instead of LEADER_NOT_AVAILABLE v6; leader epochs v7; authori
 topics asked for by id with a null name v12. A topic that the client may not describe is left out of all topics, and
 TOPIC_AUTHORIZATION_FAILED (29) if it is named, whether it exists or not; creating one needs CREATE.
 Leaders are reported as seen through the listener that the client uses. A missing topic is created when the request
-and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again. Not so
-`__transaction_state`: there are no transactions.
+and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_AVAILABLE and asks again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from klamm.apis.access import cluster_operations, may, may_on_cluster, operation
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
-from klamm.model import INTERNAL_TOPICS, NO_LEADER, TRANSACTION_STATE_TOPIC, ZERO_UUID
+from klamm.model import INTERNAL_TOPICS, NO_LEADER, ZERO_UUID
 from klamm.protocol.chunked import ChunkedList, of_chunks
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
@@ -97,7 +96,7 @@ def _to_create(
         name = topic.name
         if name is None or topic.topic_id != ZERO_UUID or name in topics or not is_valid_topic_name(name):
             continue
-        if name == TRANSACTION_STATE_TOPIC or name in found or name in refused:
+        if name in found or name in refused:
             continue
         if broker.acls is not None and not _may_create(broker, ctx, name):
             refused[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED

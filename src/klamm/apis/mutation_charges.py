@@ -44,17 +44,20 @@ class MutationCharges(Generic[K]):
     def settle(self, keys: Iterable[K], reply: TopicResults) -> Steps[None]:
         """Refund the charges of topics that failed, then throttle the client if it has to wait.
 
-        `keys` are those of the reply's topics, in their order.
+        `keys` are those of the reply's topics, in their order: all of the request, or a part of them. An error of the
+        whole request refunds the topics that are not settled.
         """
         if not self.is_limited:
             return
         charged = self._charged
         if reply.error != ErrorCode.NONE:
             self._quota.give_back(sum(charged.values()))
+            charged.clear()
         else:
             for index, (key, result) in enumerate(zip(keys, reply.topics, strict=True), 1):
-                if result.error != ErrorCode.NONE and key in charged:
-                    self._quota.give_back(charged[key])
+                partitions = charged.pop(key, 0)
+                if result.error != ErrorCode.NONE and partitions:
+                    self._quota.give_back(partitions)
                 if not index % _SLICE:
                     yield
         self._ctx.throttle(self._quota.throttle_time_ms())

@@ -14,8 +14,8 @@ import asyncio
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.guards import All, Each, Needs
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.guards import All, Needs, each_topic
+from klamm.apis.slices import Steps, after_in_slices, begin, each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.errors import ErrorCode
@@ -51,9 +51,7 @@ def _commit(broker: Broker, ctx: RequestContext, req: OffsetCommitRequest) -> St
     committed = yield from groups.commit_offsets(
         req.group_id, req.member_id, req.group_instance_id, req.generation_id_or_member_epoch, offsets
     )
-    if committed.done:
-        return (yield from _response(ctx, req, committed.value))
-    return committed.map(lambda errors: begin(_response(ctx, req, errors))).on(broker.loop)
+    return (yield from after_in_slices(committed.on(broker.loop), lambda errors: _response(ctx, req, errors)))
 
 
 def _known_offsets(
@@ -106,17 +104,10 @@ def _refused(ctx: RequestContext, req: OffsetCommitRequest, error: ErrorCode) ->
 _GUARD: Final = All(
     (
         Needs(ResourceType.GROUP, AclOperation.READ, lambda req: req.group_id, _refused),
-        Each(
-            kind=ResourceType.TOPIC,
-            operation=AclOperation.READ,
-            asked="topics",
-            answers="topics",
-            name=lambda topic: topic.name,
-            rows=lambda topic: topic.partitions,
-            refuse=lambda row, error: OffsetCommitResponsePartition(
-                partition_index=row.partition_index, error_code=error
-            ),
-            gather=lambda topic, rows: OffsetCommitResponseTopic(name=topic.name, partitions=rows),
+        each_topic(
+            AclOperation.READ,
+            lambda row, error: OffsetCommitResponsePartition(partition_index=row.partition_index, error_code=error),
+            OffsetCommitResponseTopic,
         ),
     )
 )

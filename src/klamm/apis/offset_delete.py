@@ -12,7 +12,7 @@ import asyncio
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.guards import All, Each, Needs
+from klamm.apis.guards import All, Needs, each_topic
 from klamm.apis.slices import Steps, begin, each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
@@ -26,6 +26,9 @@ from klamm.protocol.messages.offset_delete import (
     OffsetDeleteResponseTopic,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import after
+
+Result = dict[TopicPartition, ErrorCode] | ErrorCode
 
 
 def handle(
@@ -45,15 +48,13 @@ def _delete(broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest) -> St
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     groups: GroupCoordinator = broker.groups
-    deleted = yield from groups.delete_offsets(req.group_id, list(known))
-    if deleted.done:
-        return (yield from _response(ctx, req, deleted.value))
-    return deleted.map(lambda result: begin(_response(ctx, req, result))).on(broker.loop)
+    deleted = (yield from groups.delete_offsets(req.group_id, list(known))).on(broker.loop)
+    if isinstance(deleted, asyncio.Future):
+        return after(deleted, lambda result: begin(_response(ctx, req, result)))
+    return (yield from _response(ctx, req, deleted))
 
 
-def _response(
-    ctx: RequestContext, req: OffsetDeleteRequest, result: dict[TopicPartition, ErrorCode] | ErrorCode
-) -> Steps[OffsetDeleteResponse]:
+def _response(ctx: RequestContext, req: OffsetDeleteRequest, result: Result) -> Steps[OffsetDeleteResponse]:
     if isinstance(result, ErrorCode):
         return OffsetDeleteResponse(error_code=result, throttle_time_ms=0, topics=())
     ctx.hold(result)
@@ -79,17 +80,10 @@ _GUARD: Final = All(
             lambda req: req.group_id,
             lambda ctx, req, error: OffsetDeleteResponse(error_code=error, throttle_time_ms=0, topics=()),
         ),
-        Each(
-            kind=ResourceType.TOPIC,
-            operation=AclOperation.READ,
-            asked="topics",
-            answers="topics",
-            name=lambda topic: topic.name,
-            rows=lambda topic: topic.partitions,
-            refuse=lambda row, error: OffsetDeleteResponsePartition(
-                partition_index=row.partition_index, error_code=error
-            ),
-            gather=lambda topic, rows: OffsetDeleteResponseTopic(name=topic.name, partitions=rows),
+        each_topic(
+            AclOperation.READ,
+            lambda row, error: OffsetDeleteResponsePartition(partition_index=row.partition_index, error_code=error),
+            OffsetDeleteResponseTopic,
         ),
     )
 )

@@ -13,7 +13,7 @@ from typing import Any
 from klamm.apis.access import may_on_cluster
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.guards import Each, FromPeer, Handle
-from klamm.apis.slices import LOGS, Steps, begin, each_partition
+from klamm.apis.slices import LOGS, Steps, are_few, begin, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
@@ -32,13 +32,24 @@ from klamm.security.acl.bindings import AclOperation, ResourceType
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse | Sliced[OffsetForLeaderEpochResponse]:
-    return begin(_answer(broker, ctx, req))
+    if not are_few(req.topics, LOGS):
+        return begin(_answer(broker, ctx, req))
+    require_leader = _requires_leader(ctx, req)
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[_partition(broker, topic.topic, asked, require_leader) for asked in topic.partitions],
+            )
+            for topic in req.topics
+        ]
+    )
 
 
 def _answer(
     broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest
 ) -> Steps[OffsetForLeaderEpochResponse]:
-    require_leader = ctx.api_version < 3 or req.replica_id != DEBUGGING_CONSUMER
+    require_leader = _requires_leader(ctx, req)
     topics = yield from each_partition(
         req.topics,
         lambda topic: topic.partitions,
@@ -47,6 +58,10 @@ def _answer(
         LOGS,
     )
     return OffsetForLeaderEpochResponse(topics=topics)
+
+
+def _requires_leader(ctx: RequestContext, req: OffsetForLeaderEpochRequest) -> bool:
+    return ctx.api_version < 3 or req.replica_id != DEBUGGING_CONSUMER
 
 
 def _partition(broker: Broker, topic: str, asked: OffsetForLeaderPartition, require_leader: bool) -> EpochEndOffset:

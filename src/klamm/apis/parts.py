@@ -43,7 +43,7 @@ class Parts:
 
     `asked` and `answers` name the arrays of request and response. With `rows` and `row_answers` the elements have
     arrays of their own (topics of partitions), which are split as well; `name` is the field by which an answer names
-    its element. `weigh` counts an element as several. Elements with the same `key` come into the same part, as the
+    its element. `weigh` counts an element as several. Elements with the same `key` go into the same part, as the
     handler may compare them; at most `copies` of them are looked at. Without `key`, `copies=1` drops repeated rows.
     Parts are handled one after the other, each when the one before is answered, or with `together` without waiting.
     `later` handles all parts but the first. `union` is an array of nodes in the response.
@@ -130,18 +130,29 @@ class Parts:
 def in_parts(handle: Handler, parts: Parts) -> Handler:
     """A handler that splits large requests."""
     asked = attrgetter(parts.asked)
-    weigh = parts.weigh
     if parts.rows is not None:
-        rows = attrgetter(parts.rows)
-
-        def count_rows(element: Any) -> int:
-            return len(rows(element))
-
-        weigh = count_rows
+        return _in_parts_of_rows(handle, parts, attrgetter(parts.rows))
 
     @wraps(handle)
     def handle_in_parts(broker: Broker, ctx: RequestContext, req: Any) -> Any:
-        if parts.is_small(asked(req), weigh):
+        if parts.is_small(asked(req), parts.weigh):
+            return handle(broker, ctx, req)
+        return _PartedRequest(handle, parts, broker, ctx, req).steps()
+
+    return handle_in_parts
+
+
+def _in_parts_of_rows(handle: Handler, parts: Parts, rows: Callable[[Any], Sequence[Any]]) -> Handler:
+    asked, most = attrgetter(parts.asked), parts.most
+
+    def count_rows(element: Any) -> int:
+        return len(rows(element))
+
+    @wraps(handle)
+    def handle_in_parts(broker: Broker, ctx: RequestContext, req: Any) -> Any:
+        elements = asked(req)
+        is_one = elements is not None and len(elements) == 1  # the usual request
+        if len(rows(elements[0])) <= most if is_one else parts.is_small(elements, count_rows):
             return handle(broker, ctx, req)
         return _PartedRequest(handle, parts, broker, ctx, req).steps()
 

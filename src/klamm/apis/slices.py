@@ -6,10 +6,13 @@ fits into one slice is returned at once, as by a plain function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Final, TypeVar
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
+from types import GeneratorType
+from typing import Any, Final, TypeVar
 
 from klamm.protocol.chunked import of_chunks
+from klamm.waiting import after
 
 SLICE: Final = 100
 """Cheap elements that are answered in one slice: about half a millisecond."""
@@ -31,6 +34,34 @@ def begin(steps: Steps[A]) -> A | Steps[A]:
         result: A = done.value
         return result
     return steps
+
+
+def after_in_slices(first: A | asyncio.Future[A], answer: Callable[[A], Steps[B]]) -> Steps[Any]:
+    """Continue with a result that may come later, as `after` does, with an answer that is built in slices."""
+    if isinstance(first, asyncio.Future):
+        return after(first, lambda result: begin(answer(result)))
+    return (yield from answer(first))
+
+
+def finished(answer: Any) -> Steps[Any]:
+    """Run the steps of an answer that is built in slices: the steps of a handler must not return further steps."""
+    return (yield from answer) if isinstance(answer, GeneratorType) else answer
+
+
+def are_few(topics: Sequence[Any], most: int) -> bool:
+    """Return whether topics with `partitions` fit into one slice of `most`, so that they need no generator."""
+    room = most - len(topics)
+    if room < 0:
+        return False
+    for topic in topics:
+        room -= len(topic.partitions)
+    return room >= 0
+
+
+def pause(items: Sized) -> Steps[None]:
+    """End the slice if there are many items: the next step looks at all of them, or copies them."""
+    if len(items) > SLICE:
+        yield
 
 
 def each(items: Iterable[A], answer: Callable[[A], B], size: int = SLICE) -> Steps[Sequence[B]]:

@@ -8,11 +8,13 @@ other control request is handled before it is complete.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final, cast
 
-from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, Sliced
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
+from klamm.apis.slices import Steps, begin, each, each_partition, finished
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
@@ -22,49 +24,73 @@ from klamm.waiting import after
 
 def handle(
     broker: Broker, ctx: RequestContext, req: StopReplicaRequest
-) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
+) -> StopReplicaResponse | Delayed[StopReplicaResponse] | Sliced[StopReplicaResponse]:
+    return begin(_stop(broker, ctx, req))
+
+
+def _stop(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> Steps[Any]:
+    stops = yield from _stops(req)
+
     def refuse(error: ErrorCode) -> StopReplicaResponse:
         return StopReplicaResponse(error_code=error, partition_errors=())
 
-    def stop() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
-        return broker.replicas.exclusively(lambda: _stop(broker, ctx, req))
+    def apply() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
+        if error := check_broker_epoch(broker, req.broker_epoch):
+            return refuse(error)
+        return after(stop_replicas(broker.replicas, req.controller_epoch, stops, ctx.correlation_id), _respond)
 
-    return from_controller(broker, ctx, req, first_with_broker_epoch=1, handle=stop, refuse=refuse)
-
-
-def _stop(
-    broker: Broker, ctx: RequestContext, req: StopReplicaRequest
-) -> StopReplicaResponse | Delayed[StopReplicaResponse]:
-    if error := check_broker_epoch(broker, req.broker_epoch):
-        return StopReplicaResponse(error_code=error, partition_errors=())
-    return after(stop_replicas(broker.replicas, req.controller_epoch, _stops(req), ctx.correlation_id), _respond)
+    answer = from_controller(
+        broker,
+        ctx,
+        req,
+        first_with_broker_epoch=1,
+        handle=lambda: broker.replicas.exclusively(apply),
+        refuse=refuse,
+    )
+    return (yield from finished(answer))
 
 
 def _respond(result: StateChangeResult) -> StopReplicaResponse:
-    return StopReplicaResponse(
-        error_code=result.error,
-        partition_errors=[
-            StopReplicaPartitionError(topic_name=tp.topic, partition_index=tp.partition, error_code=code)
-            for tp, code in result.partitions.items()
-        ],
+    """The response or, if it is large, the steps that make it: callers accept either."""
+    return cast("StopReplicaResponse", begin(_response(result)))
+
+
+def _response(result: StateChangeResult) -> Steps[StopReplicaResponse]:
+    errors = yield from each(
+        result.partitions.items(),
+        lambda item: StopReplicaPartitionError(
+            topic_name=item[0].topic, partition_index=item[0].partition, error_code=item[1]
+        ),
     )
+    return StopReplicaResponse(error_code=result.error, partition_errors=errors)
 
 
-def _stops(req: StopReplicaRequest) -> list[StopReplica]:
+def _stops(req: StopReplicaRequest) -> Steps[list[StopReplica]]:
     delete = req.delete_partitions
-    stops = [
-        StopReplica(TopicPartition(p.topic_name, p.partition_index), delete=delete) for p in req.ungrouped_partitions
-    ]
-    stops += [
-        StopReplica(TopicPartition(topic.name, index), delete=delete)
-        for topic in req.topics
-        for index in topic.partition_indexes
-    ]
-    stops += [
-        StopReplica(TopicPartition(topic.topic_name, p.partition_index), p.leader_epoch, p.delete_partition)
-        for topic in req.topic_states
-        for p in topic.partition_states
-    ]
+    stops: list[StopReplica] = []
+
+    def gather(topic: object, some: Iterable[StopReplica]) -> None:
+        stops.extend(some)
+
+    ungrouped = yield from each(
+        req.ungrouped_partitions,
+        lambda p: StopReplica(TopicPartition(p.topic_name, p.partition_index), delete=delete),
+    )
+    stops.extend(ungrouped)
+    yield from each_partition(
+        req.topics,
+        lambda topic: topic.partition_indexes,
+        lambda topic, index: StopReplica(TopicPartition(topic.name, index), delete=delete),
+        gather,
+    )
+    yield from each_partition(
+        req.topic_states,
+        lambda topic: topic.partition_states,
+        lambda topic, p: StopReplica(
+            TopicPartition(topic.topic_name, p.partition_index), p.leader_epoch, p.delete_partition
+        ),
+        gather,
+    )
     return stops
 
 

@@ -85,7 +85,7 @@ def _sync(
         protocol_name=req.protocol_name,
         assignments=assignments,
     )
-    return groups.sync_group(req.group_id, sync).map(_response).on(broker.loop, "Rebalance", req.group_id)
+    return after(groups.sync_group(req.group_id, sync).on(broker.loop, "Rebalance", req.group_id), _response)
 
 
 def _response(result: SyncGroupResult) -> SyncGroupResponse:

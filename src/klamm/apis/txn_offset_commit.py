@@ -20,8 +20,8 @@ import asyncio
 from typing import Any, Final
 
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.guards import All, Each, Needs
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.guards import All, Needs, each_topic
+from klamm.apis.slices import Steps, after_in_slices, begin, each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import MemberIdentity
 from klamm.coordinator.offset_records import OffsetAndMetadata
@@ -66,9 +66,7 @@ def _commit(broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest) ->
     committed = yield from groups.commit_offsets_in_transaction(
         req.group_id, MemberIdentity(req.member_id, req.group_instance_id), req.generation_id, producer, offsets
     )
-    if committed.done:
-        return (yield from _answer(ctx, req, committed.value))
-    return committed.map(lambda errors: begin(_answer(ctx, req, errors))).on(broker.loop)
+    return (yield from after_in_slices(committed.on(broker.loop), lambda errors: _answer(ctx, req, errors)))
 
 
 def _answer(
@@ -147,17 +145,10 @@ _GUARD: Final = All(
     (
         Needs(ResourceType.TRANSACTIONAL_ID, AclOperation.WRITE, lambda req: req.transactional_id, _refused),
         Needs(ResourceType.GROUP, AclOperation.READ, lambda req: req.group_id, _refused),
-        Each(
-            kind=ResourceType.TOPIC,
-            operation=AclOperation.READ,
-            asked="topics",
-            answers="topics",
-            name=lambda topic: topic.name,
-            rows=lambda topic: topic.partitions,
-            refuse=lambda row, error: TxnOffsetCommitResponsePartition(
-                partition_index=row.partition_index, error_code=error
-            ),
-            gather=lambda topic, rows: TxnOffsetCommitResponseTopic(name=topic.name, partitions=rows),
+        each_topic(
+            AclOperation.READ,
+            lambda row, error: TxnOffsetCommitResponsePartition(partition_index=row.partition_index, error_code=error),
+            TxnOffsetCommitResponseTopic,
         ),
     )
 )

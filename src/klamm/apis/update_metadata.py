@@ -3,23 +3,27 @@
 v0-8: endpoints by security protocol v1, by listener name v3; rack v2; offline replicas v4; broker epoch and grouping
 by topic v5; topic ids v7; KRaft flag and type v8 (read and not used: they are for migrations).
 Errors: 77 stale broker, 11 stale controller, -1 a bug. Afterwards requests that wait for a topic or a leader are
-checked again.
+checked again. The next snapshot of a large request is made in slices, and becomes visible in one step.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
-from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext
+from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, Sliced, at_once
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
+from klamm.apis.slices import Steps, begin, each, each_partition
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
+from klamm.metadata.snapshot import AppliedUpdate
 from klamm.metadata.update import SLICING_CLIENT
 from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
+from klamm.protocol.chunked import concatenated
 from klamm.protocol.messages.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
@@ -33,29 +37,41 @@ log = logging.getLogger("klamm.state_change")
 
 def handle(
     broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest
-) -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
+) -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse] | Sliced[UpdateMetadataResponse]:
+    return begin(_update(broker, ctx, req))
+
+
+def _update(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> Steps[Any]:
+    """Make the next snapshot in slices; then apply it in one step, so that clients see all of it or nothing."""
+    update = yield from in_slices(ctx.api_version, req, ctx.client_id)
+    prepared = yield from broker.metadata.prepare(update)
+
     def refuse(error: ErrorCode) -> UpdateMetadataResponse:
         return UpdateMetadataResponse(error_code=error)
 
-    def update() -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
-        return broker.replicas.exclusively(lambda: _apply(broker, ctx, req), in_order=False)
+    def apply() -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
+        return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, update, prepared), in_order=False)
 
-    return from_controller(broker, ctx, req, first_with_broker_epoch=5, handle=update, refuse=refuse)
+    return from_controller(broker, ctx, req, first_with_broker_epoch=5, handle=apply, refuse=refuse)
 
 
-def _apply(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> UpdateMetadataResponse:
+def _apply(
+    broker: Broker,
+    ctx: RequestContext,
+    req: UpdateMetadataRequest,
+    update: MetadataUpdate,
+    prepared: AppliedUpdate,
+) -> UpdateMetadataResponse:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return UpdateMetadataResponse(error_code=error)
     if error := broker.replicas.check_controller_epoch(req.controller_epoch):
         return UpdateMetadataResponse(error_code=error)
-    update = to_update(ctx.api_version, req, ctx.client_id)
-    deleted = broker.metadata.update(update)
-    added = sum(not state.is_deletion for topic in update.topics for state in topic.partitions)
+    deleted = broker.metadata.update(update, prepared)
     log.log(
         logging.INFO if update.topics else logging.DEBUG,
         "metadata cache: %d partitions added or changed, %d deleted (UpdateMetadata of controller %d, epoch %d, "
         "correlation id %d)",
-        added,
+        sum(not state.is_deletion for topic in update.topics for state in topic.partitions),
         len(deleted),
         req.controller_id,
         req.controller_epoch,
@@ -94,31 +110,21 @@ def _wake(broker: Broker, update: MetadataUpdate) -> None:
 
 
 def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> MetadataUpdate:
+    """`in_slices` at once."""
+    return at_once(in_slices(version, req, client_id))
+
+
+def in_slices(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> Steps[MetadataUpdate]:
     """Convert a request of any version into a value. The client id shows whether the controller is klamm's."""
     grouped: dict[str, list[UpdateMetadataPartitionState]] = {}
-    for state in req.ungrouped_partition_states:
-        grouped.setdefault(state.topic_name, []).append(state)
-    topics = [TopicUpdate(name, _states(req, name, states), ZERO_UUID) for name, states in grouped.items()]
-    topics += [
-        TopicUpdate(t.topic_name, _states(req, t.topic_name, t.partition_states), t.topic_id) for t in req.topic_states
-    ]
-    return MetadataUpdate(
-        controller_id=req.controller_id,
-        controller_epoch=req.controller_epoch,
-        live_brokers=tuple(_broker(version, node) for node in req.live_brokers),
-        topics=tuple(topics),
-        broker_epoch=req.broker_epoch,
-        is_sliced=client_id is not None and client_id.startswith(SLICING_CLIENT),
+    yield from each(
+        req.ungrouped_partition_states, lambda state: grouped.setdefault(state.topic_name, []).append(state)
     )
-
-
-def _states(
-    req: UpdateMetadataRequest, topic: str, states: Iterable[UpdateMetadataPartitionState]
-) -> tuple[PartitionState, ...]:
     controller_epoch, broker_epoch = req.controller_epoch, req.broker_epoch
-    return tuple(
-        PartitionState(
-            topic,
+
+    def convert(topic: _Topic, state: UpdateMetadataPartitionState) -> PartitionState:
+        return PartitionState(
+            topic.name,
             state.partition_index,
             controller_epoch,
             state.leader,
@@ -129,8 +135,31 @@ def _states(
             tuple(state.offline_replicas),
             broker_epoch,
         )
-        for state in states
+
+    ungrouped = yield from each(grouped.items(), lambda topic: _Topic(topic[0], ZERO_UUID, topic[1]))
+    named = yield from each(req.topic_states, lambda t: _Topic(t.topic_name, t.topic_id, t.partition_states))
+    topics = yield from each_partition(
+        concatenated(ungrouped, named),
+        lambda topic: topic.states,
+        convert,
+        lambda topic, states: TopicUpdate(topic.name, tuple(states), topic.topic_id),
     )
+    return MetadataUpdate(
+        controller_id=req.controller_id,
+        controller_epoch=controller_epoch,
+        live_brokers=tuple(_broker(version, node) for node in req.live_brokers),
+        topics=tuple(topics),
+        broker_epoch=broker_epoch,
+        is_sliced=client_id is not None and client_id.startswith(SLICING_CLIENT),
+    )
+
+
+class _Topic(NamedTuple):
+    """One topic of a request of any version."""
+
+    name: str
+    topic_id: UUID
+    states: Sequence[UpdateMetadataPartitionState]
 
 
 def _broker(version: int, node: UpdateMetadataBroker) -> BrokerEndPoints:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from klamm.apis.access import may_on_cluster
+from klamm.apis.access import is_peer, may_on_cluster
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
 from klamm.apis.guards import FromPeer, Handle
 from klamm.apis.slices import Steps, begin, each, each_partition
@@ -62,12 +62,14 @@ def handle(
     return begin(_write(broker, ctx, req))
 
 
-def _write(broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest) -> Steps[Any]:
+def _write(
+    broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest, *, is_of_operator: bool = False
+) -> Steps[Any]:
     written: deque[_Written] = deque()
     room = _AT_ONCE
     for marker in req.markers:
         batch = _control_batch(marker, broker.clock.now_ms())
-        check = TransactionCheck(_version(marker))
+        check = TransactionCheck(_version(marker), is_of_operator=is_of_operator)
         partitions = yield from _partitions(ctx, marker)
         done = _Written(marker.producer_id, deque(), SpreadDict())
         written.append(done)
@@ -154,7 +156,7 @@ def _complete_offsets(
     if not offsets:
         return results
     completed = broker.groups.on_transaction_completed(marker.producer_id, offsets, commit=marker.transaction_result)
-    return completed.map(lambda _: results).on(broker.loop)
+    return after(completed.on(broker.loop), lambda _: results)
 
 
 def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerResult]) -> Steps[Any]:
@@ -178,7 +180,7 @@ def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerRe
                 if len(rows[-1]) >= CHUNK:
                     rows.append([])
                 rows[-1].append(row)
-            room -= 1
+            room -= len(first)
             if room <= 0 and pending:
                 yield
                 room = _AT_ONCE
@@ -186,6 +188,9 @@ def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerRe
             topics.items(), lambda topic: WritableTxnMarkerTopicResult(name=topic[0], partitions=of_chunks(topic[1]))
         )
         results.append(WritableTxnMarkerResult(producer_id=producer_id, topics=answers))
+        while len(topics.dicts) > 1:  # To free the answers of very many topics at once would hold the loop.
+            topics.dicts.pop()
+            yield
         written.popleft()
         room -= 1
     return WriteTxnMarkersResponse(markers=results)
@@ -213,6 +218,8 @@ class _Guard(FromPeer):
     """Coordinators send markers, and so do operators with ALTER on the cluster, who end a hanging transaction.
 
     Without an authorizer every client may act as an operator, but only to abort: a commit comes from a proven broker.
+    Such a marker must name the epoch of an open transaction (otherwise 47), and no younger coordinator than the last
+    marker did (otherwise 31): higher epochs would fence the producer or its coordinator for ever.
     """
 
     def __init__(self) -> None:
@@ -221,8 +228,10 @@ class _Guard(FromPeer):
     def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: WriteTxnMarkersRequest) -> Any:
         if broker.acls is not None and may_on_cluster(broker, ctx, AclOperation.ALTER, is_probe=True):
             return handle(ctx, req)
-        if broker.acls is None and len(req.markers) == 1 and not req.markers[0].transaction_result:
-            return handle(ctx, req)
+        first = req.markers[0] if len(req.markers) == 1 else None
+        is_abort = first is not None and not first.transaction_result and first.producer_id >= 0
+        if broker.acls is None and is_abort and not is_peer(broker, ctx):
+            return begin(_write(broker, ctx, req, is_of_operator=True))
         return super().__call__(broker, handle, ctx, req)
 
 

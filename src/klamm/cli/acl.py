@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
+from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, say, table
 
 if TYPE_CHECKING:
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 _VERSION: Final = 2
 app = typer.Typer(help="Show and change access control lists.", no_args_is_help=True)
 
-Topics = Annotated[list[str] | None, typer.Option("--topic", metavar="NAME", help="A topic; * is all topics.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="NAME",
+        help="A topic; * is all topics.",
+        autocompletion=topic_names,
+    ),
+]
 Groups = Annotated[list[str] | None, typer.Option("--group", metavar="ID", help="A consumer group; * is all groups.")]
 TransactionalIds = Annotated[
     list[str] | None, typer.Option("--transactional-id", metavar="ID", help="A transactional id; * is all ids.")
@@ -37,7 +46,9 @@ AllowPrincipals = Annotated[
 ]
 DenyPrincipals = Annotated[
     list[str] | None,
-    typer.Option("--deny-principal", metavar="TYPE:NAME", help="Deny this principal; a denial wins over all others."),
+    typer.Option(
+        "--deny-principal", metavar="TYPE:NAME", help="Deny this principal; a denial overrides every allowance."
+    ),
 ]
 AllowHosts = Annotated[
     list[str] | None, typer.Option("--allow-host", metavar="ADDRESS", help="Allow from this address only.")
@@ -71,13 +82,7 @@ def list_(
     """List entries: all of them, or those of resources and principals."""
     from klamm.cli.acl_choice import Resources, filters_to_list
 
-    resources = Resources(
-        topics=topic or (),
-        groups=group or (),
-        transactional_ids=transactional_id or (),
-        cluster=cluster,
-        pattern=resource_pattern_type,
-    )
+    resources = Resources.named(topic, group, transactional_id, cluster, resource_pattern_type)
     found: dict[AclBinding, None] = {}
     for chosen in filters_to_list(resources, principal or ()):
         found.update(dict.fromkeys(_describe(bootstrap_server, chosen)))
@@ -105,23 +110,9 @@ def add(
     """Add entries, one for each resource, principal, host and operation."""
     from klamm.cli.acl_choice import Access, Resources, bindings_to_add
 
-    resources = Resources(
-        topics=topic or (),
-        groups=group or (),
-        transactional_ids=transactional_id or (),
-        cluster=cluster,
-        pattern=resource_pattern_type,
-    )
-    access = Access(
-        allow_principals=allow_principal or (),
-        deny_principals=deny_principal or (),
-        allow_hosts=allow_host or (),
-        deny_hosts=deny_host or (),
-        operations=operation or (),
-        producer=producer,
-        consumer=consumer,
-        idempotent=idempotent,
-    )
+    resources = Resources.named(topic, group, transactional_id, cluster, resource_pattern_type)
+    principals, hosts = (allow_principal, deny_principal), (allow_host, deny_host)
+    access = Access.chosen(principals, hosts, operation, producer=producer, consumer=consumer, idempotent=idempotent)
     bindings = bindings_to_add(resources, access)
     _create(bootstrap_server, bindings)
     _show(bindings, as_json, f"Added {len(bindings)} entries.")
@@ -142,30 +133,16 @@ def remove(
     producer: Producer = False,
     consumer: Consumer = False,
     idempotent: Idempotent = False,
-    force: Annotated[bool, typer.Option("--force", help="Do not ask before all entries of a resource go.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove all entries of a resource without asking.")] = False,
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Remove entries; without a principal, all entries of the resources."""
     from klamm.cli.acl_choice import Access, Resources, filters_to_remove
 
-    resources = Resources(
-        topics=topic or (),
-        groups=group or (),
-        transactional_ids=transactional_id or (),
-        cluster=cluster,
-        pattern=resource_pattern_type,
-    )
-    access = Access(
-        allow_principals=allow_principal or (),
-        deny_principals=deny_principal or (),
-        allow_hosts=allow_host or (),
-        deny_hosts=deny_host or (),
-        operations=operation or (),
-        producer=producer,
-        consumer=consumer,
-        idempotent=idempotent,
-    )
+    resources = Resources.named(topic, group, transactional_id, cluster, resource_pattern_type)
+    principals, hosts = (allow_principal, deny_principal), (allow_host, deny_host)
+    access = Access.chosen(principals, hosts, operation, producer=producer, consumer=consumer, idempotent=idempotent)
     filters = filters_to_remove(resources, access)
     if not (allow_principal or deny_principal or force):
         doomed = [binding for chosen in filters for binding in _describe(bootstrap_server, chosen)]
@@ -179,18 +156,7 @@ def _show(bindings: Sequence[AclBinding], as_json: bool, summary: str | None = N
     if as_json:
         say(json.dumps([_as_json(binding) for binding in bindings]))
         return
-    rows = [
-        (
-            resource.type.title,
-            resource.name,
-            resource.pattern.name.lower(),
-            entry.principal,
-            entry.permission.title,
-            entry.operation.title,
-            entry.host,
-        )
-        for resource, entry in bindings
-    ]
+    rows = [tuple(_as_json(binding).values()) for binding in bindings]
     if rows or summary is None:
         table(("Resource", "Name", "Pattern", "Principal", "Permission", "Operation", "Host"), rows)
     if summary is not None:

@@ -30,6 +30,8 @@ _PRODUCER: Final = {
     ResourceType.TRANSACTIONAL_ID: ("WRITE", "DESCRIBE"),
 }
 _CONSUMER: Final = {ResourceType.TOPIC: ("READ", "DESCRIBE"), ResourceType.GROUP: ("READ",)}
+Values = Sequence[str] | None
+"""The values of an option that may be repeated, or None if it was not passed."""
 _NO_RESOURCE: Final = "Pass a resource: --topic NAME, --group ID, --transactional-id ID or --cluster."
 
 
@@ -42,6 +44,17 @@ class Resources:
     transactional_ids: Sequence[str] = ()
     cluster: bool = False
     pattern: str = "literal"
+
+    @classmethod
+    def named(cls, topics: Values, groups: Values, transactional_ids: Values, cluster: bool, pattern: str) -> Resources:
+        """The resources of a command's options."""
+        return cls(
+            topics=topics or (),
+            groups=groups or (),
+            transactional_ids=transactional_ids or (),
+            cluster=cluster,
+            pattern=pattern,
+        )
 
     def filters(self) -> list[ResourceFilter]:
         pattern = of_name(PatternType, self.pattern)
@@ -70,6 +83,29 @@ class Access:
     producer: bool = False
     consumer: bool = False
     idempotent: bool = False
+
+    @classmethod
+    def chosen(
+        cls,
+        principals: tuple[Values, Values],
+        hosts: tuple[Values, Values],
+        operations: Values,
+        *,
+        producer: bool,
+        consumer: bool,
+        idempotent: bool,
+    ) -> Access:
+        """The access of a command's options. Principals and hosts are given as (allowed, denied)."""
+        return cls(
+            allow_principals=principals[0] or (),
+            deny_principals=principals[1] or (),
+            allow_hosts=hosts[0] or (),
+            deny_hosts=hosts[1] or (),
+            operations=operations or (),
+            producer=producer,
+            consumer=consumer,
+            idempotent=idempotent,
+        )
 
     def check(self) -> None:
         if (self.producer or self.consumer) and (self.operations or self.deny_principals or self.deny_hosts):

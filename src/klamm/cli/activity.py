@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.cli import request_activity
+from klamm.cli import broker_resources, request_activity
 from klamm.cli.broker_metrics import read_metrics
+from klamm.cli.broker_resources import BrokerResources, resources
 from klamm.cli.cluster import ask_metadata
 from klamm.cli.cluster_control import Address
 from klamm.cli.request_activity import Counted, RequestActivity, request_activities
@@ -21,6 +22,7 @@ _RATES: Final = {
     "bytes_out": f"{_TOPIC}bytesout_total",
     "messages_in": f"{_TOPIC}messagesin_total",
     "requests": "kafka_network_requestmetrics_requests_total",
+    "cpu_ms": broker_resources.CPU_MS,
 }
 """In the order of the fields of `BrokerActivity`, as are the values below."""
 _VALUES: Final = {
@@ -31,25 +33,30 @@ _VALUES: Final = {
     "event_queue": "kafka_controller_controllereventmanager_eventqueuesize",
     "connections": "kafka_server_socket_server_metrics_connection_count",
 }
-_NAMES: Final = (*_RATES.values(), *_VALUES.values(), *request_activity.NAMES)
+_NAMES: Final = (*_RATES.values(), *_VALUES.values(), *request_activity.NAMES, *broker_resources.NAMES)
 _TOPIC_TAG: Final = re.compile(r'[{,]topic="')
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerActivity:
-    """Rates are per second since the previous reading; None at the first one, and if metrics cannot be read."""
+    """Rates are per second since the previous reading; None at the first one, and if metrics cannot be read.
+
+    `cpu_ms` is milliseconds of CPU per second: 1000 is one busy core.
+    """
 
     broker_id: int
     bytes_in: float | None
     bytes_out: float | None
     messages_in: float | None
     requests: float | None
+    cpu_ms: float | None
     leaders: int | None
     partitions: int | None
     under_replicated: int | None
     request_queue: int | None
     event_queue: int | None
     connections: int | None
+    resources: BrokerResources = field(default_factory=BrokerResources)
 
 
 class ActivityReader:
@@ -76,24 +83,40 @@ class ActivityReader:
             read = [pool.submit(read_metrics, node, {}, self._timeout_s, _NAMES) for node in nodes]
             found = {node.node_id: future.result() for node, future in zip(nodes, read, strict=True)}
         self._count({broker_id: request_activity.count(metrics) for broker_id, metrics in found.items()})
-        values = {broker_id: totals(metrics) for broker_id, metrics in found.items()}
-        return [self._activity(broker_id, now) for broker_id, now in values.items()]
+        return [self._activity(broker_id, metrics) for broker_id, metrics in found.items()]
 
     def _count(self, now: dict[int, Counted]) -> None:
         now_s = self._clock.monotonic()
         self.requests = request_activities(now, self._counted, now_s - self._counted_s)
         self._counted, self._counted_s = now, now_s
 
-    def _activity(self, broker_id: int, now: Mapping[str, float]) -> BrokerActivity:
+    def _activity(self, broker_id: int, metrics: Mapping[str, float]) -> BrokerActivity:
+        now = totals(metrics)
         at_s = self._clock.monotonic()
         before_s, before = self._last.get(broker_id, (at_s, {}))
         self._last[broker_id] = at_s, now
         seconds = at_s - before_s
-        bytes_in, bytes_out, messages_in, requests = (
+        bytes_in, bytes_out, messages_in, requests, cpu_ms = (
             _rate(now.get(name), before.get(name), seconds) for name in _RATES.values()
         )
-        counts = [None if name not in now else int(now[name]) for name in _VALUES.values()]
-        return BrokerActivity(broker_id, bytes_in, bytes_out, messages_in, requests, *counts)
+        leaders, partitions, under_replicated, request_queue, event_queue, connections = (
+            None if name not in now else int(now[name]) for name in _VALUES.values()
+        )
+        return BrokerActivity(
+            broker_id,
+            bytes_in,
+            bytes_out,
+            messages_in,
+            requests,
+            cpu_ms,
+            leaders,
+            partitions,
+            under_replicated,
+            request_queue,
+            event_queue,
+            connections,
+            resources(metrics),
+        )
 
 
 def totals(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
 
 from klamm.cli import command_config
 from klamm.cli.cluster_control import Address
@@ -39,8 +40,12 @@ class MetricsEndpoint:
 def read_metrics(
     node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float, prefixes: tuple[str, ...]
 ) -> Mapping[str, float]:
-    """Return the metrics that start so, by name and tags; none if there is no endpoint or it does not answer."""
-    lines = (read_page(node, addresses, timeout_s, "/metrics") or "").splitlines()
+    """Return the metrics that start so, by name and tags; none if there is no endpoint or it does not answer.
+
+    The broker is asked for these metrics only: with thousands of partitions, all of them have megabytes.
+    """
+    query = urlencode([("name[]", prefix) for prefix in prefixes])
+    lines = (read_page(node, addresses, timeout_s, f"/metrics?{query}") or "").splitlines()
     named = (line.rsplit(" ", 1) for line in lines if line.startswith(prefixes))
     return {name: float(value) for name, value in named}
 
@@ -67,21 +72,11 @@ def read_page(
 
 def _endpoint(node: MetadataResponseBroker, given: Address | None, timeout_s: float) -> MetricsEndpoint | None:
     """Return the endpoint that the broker reports, with a free port that it chose, or at the given address."""
-    from klamm.cli.broker_requests import ask
-    from klamm.protocol.messages.describe_configs import (
-        DescribeConfigsRequest,
-        DescribeConfigsResource,
-        DescribeConfigsResponse,
-    )
-
-    keys = ["klamm.metrics.host", "klamm.metrics.port", "klamm.metrics.ssl.enable"]
-    broker = DescribeConfigsResource(resource_type=4, resource_name=str(node.node_id), configuration_keys=keys)
-    request = DescribeConfigsRequest(resources=[broker])
+    keys = ("klamm.metrics.host", "klamm.metrics.port", "klamm.metrics.ssl.enable")
     try:
-        answer = ask((node.host, node.port), request, 1, DescribeConfigsResponse, timeout_s)
+        values = _settings(node, keys, timeout_s)
     except OSError:
         return None if given is None else MetricsEndpoint(*given, tls=False)
-    values = {config.name: config.value or "" for result in answer.results for config in result.configs}
     port, host = values.get("klamm.metrics.port", ""), values.get("klamm.metrics.host", "")
     tls = values.get("klamm.metrics.ssl.enable") == "true"
     if given is not None:
@@ -89,3 +84,21 @@ def _endpoint(node: MetadataResponseBroker, given: Address | None, timeout_s: fl
     if not port.isdecimal() or int(port) == 0:
         return None
     return MetricsEndpoint(node.host if host in _ANYWHERE else host, int(port), tls)
+
+
+def advertised_listeners(node: MetadataResponseBroker, timeout_s: float) -> list[str]:
+    """Return the addresses that the broker advertises; none if it does not answer or does not show its settings."""
+    try:
+        values = _settings(node, ("advertised.listeners", "listeners"), timeout_s)
+    except OSError:
+        return []
+    listed = values.get("advertised.listeners") or values.get("listeners") or ""
+    return [address.strip() for address in listed.split(",") if address.strip()]
+
+
+def _settings(node: MetadataResponseBroker, keys: Sequence[str], timeout_s: float) -> dict[str, str]:
+    """Ask the broker for settings of its own. Raises OSError."""
+    from klamm.cli.broker_requests import broker_settings
+
+    found = broker_settings((node.host, node.port), node.node_id, keys, timeout_s)
+    return {config.name: config.value or "" for config in found.configs}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from klamm.cli.command_config import OPTION
 from klamm.cli.command_config import current as command_config
 from klamm.cli.output import Failure, fail, say
+from klamm.client.patience import COMMAND_CHANGE, COMMAND_REQUEST, EXAMINATION, QUICK_ANSWER
 from klamm.errors import KlammError
 from klamm.model import parse_host_port
 
@@ -19,19 +20,36 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient, ClusterMetadata
 
+    from klamm.client.connection_problems import Problem
+
 T = TypeVar("T")
 
 BOOTSTRAP_VARIABLE: Final = "KLAMM_BOOTSTRAP_SERVERS"
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = COMMAND_REQUEST.request_s
+
+BOOTSTRAP_NAMES: Final = ("--bootstrap-server", "--bootstrap-servers", "-b")
+"""Kafka's tools use the first name, the settings of its clients the second one."""
+
+
+def _or_from_file(ctx: typer.Context, value: str) -> str:
+    """Return the servers of the file of --command-config, unless the option names others.
+
+    They belong to the credentials in the file, so they have precedence over the environment.
+    """
+    source = ctx.get_parameter_source("bootstrap_server")
+    if ctx.resilient_parsing or (source is not None and source.name == "COMMANDLINE"):
+        return value
+    return command_config.bootstrap_servers or value
+
 
 BootstrapServer = Annotated[
     str,
     typer.Option(
-        "--bootstrap-server",
-        "-b",
+        *BOOTSTRAP_NAMES,
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",
+        callback=_or_from_file,
         help="Initial brokers to contact.",
     ),
 ]
@@ -42,8 +60,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def client_config(servers: str, **settings: object) -> dict[str, Any]:
     """Return librdkafka's settings, with passwords. Its log is off: the commands report errors as sentences."""
+    answering, silent = by_answer(servers)
     return {
-        "bootstrap.servers": servers,
+        # librdkafka picks one of them and waits for it; it learns the addresses of all brokers from the first answer.
+        "bootstrap.servers": ",".join(answering or silent),
         "client.id": "klamm-cli",
         "log_level": 0,
         "error_cb": refusals.note,
@@ -80,11 +100,22 @@ def admin_client(servers: str) -> AdminClient:
     return admin
 
 
+def no_such_topic(*names: str) -> str:
+    """Return the sentence about topics that are not in the metadata. To a user without rights they look the same."""
+    listed = ", ".join(names)
+    if not command_config.properties:
+        return f"There is no topic {listed}."
+    return (
+        f"There is no topic {listed}, or the user may not describe it. "
+        f"`klamm acl add --topic {names[0]} --allow-principal User:NAME` gives a user the rights."
+    )
+
+
 def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> ClusterMetadata:
     from confluent_kafka import KafkaException
 
-    if not any(map(_accepts_connections, servers.split(","))):
-        fail(unreachable(servers))
+    if not _may_answer(servers):
+        fail(_nobody(servers))
     try:
         if topic is None:
             metadata: ClusterMetadata = admin.list_topics(timeout=TIMEOUT_S)
@@ -96,13 +127,69 @@ def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> Clus
     return metadata
 
 
-def _accepts_connections(server: str) -> bool:
-    """Check first: librdkafka retries for a long time if nothing listens."""
-    try:
-        with socket.create_connection(parse_address(server), TIMEOUT_S):
-            return True
-    except OSError:
-        return False
+def _may_answer(servers: str) -> bool:
+    """Check first: librdkafka retries for a long time if nothing listens, or if the broker refuses the client.
+
+    A broker that accepts the connection and is silent may still answer. Fails with the reason of a refusal.
+    """
+    from klamm.client.connection_problems import examine
+
+    problem = None
+    may_answer = False
+    answering, silent = by_answer(servers)
+    for server in (*answering, *silent):
+        try:
+            found = examine(parse_address(server), command_config.security, EXAMINATION.request_s)
+        except TimeoutError:
+            may_answer = True
+        except OSError:
+            continue
+        else:
+            if found is None:
+                return True
+            problem = problem or found
+    if problem is not None and not may_answer:
+        fail(refusal(servers, problem))
+    return may_answer
+
+
+def by_answer(servers: str) -> tuple[list[str], list[str]]:
+    """Return the servers that answer or refuse quickly, and those that are silent. One server alone is not asked."""
+    from klamm.client.connection_problems import examine
+
+    listed = servers.split(",")
+    answering: list[str] = []
+    silent: list[str] = []
+    for server in listed:
+        try:
+            if len(listed) > 1:
+                examine(parse_address(server), command_config.security, QUICK_ANSWER.request_s)
+        except TimeoutError:
+            silent.append(server)
+            continue
+        except OSError:
+            pass
+        answering.append(server)
+    return answering, silent
+
+
+def addresses_by_answer(servers: str) -> list[tuple[str, int]]:
+    """Return the addresses of the servers, those that are silent last."""
+    answering, silent = by_answer(servers)
+    return [parse_address(server) for server in (*answering, *silent)]
+
+
+def refusal(servers: str, problem: Problem) -> str:
+    """Return the sentences about brokers that do not accept this client, or the reverse."""
+    return (
+        f"The brokers at {servers} and this client do not accept each other: {problem.reason}. "
+        f"{_located(problem.advice, has_file=bool(command_config.properties))}"
+    )
+
+
+def _located(advice: str, *, has_file: bool) -> str:
+    where = f"in the file of {OPTION}" if has_file else f"in a file, and pass it with {OPTION}"
+    return f"{advice.replace('{where}', where)}."
 
 
 def parse_address(server: str) -> tuple[str, int]:
@@ -114,6 +201,15 @@ def parse_address(server: str) -> tuple[str, int]:
 
 
 def unreachable(servers: str) -> str:
+    """Return why no broker answers."""
+    try:
+        _may_answer(servers)
+    except Failure as refused:
+        return str(refused)
+    return _nobody(servers)
+
+
+def _nobody(servers: str) -> str:
     return (
         f"No broker answers at {servers}. Start one with `klamm up`, or name another with --bootstrap-server "
         f"or {BOOTSTRAP_VARIABLE}."
@@ -123,10 +219,10 @@ def unreachable(servers: str) -> str:
 def _why_silent(servers: str) -> str:
     """The brokers accept connections, but no request is answered."""
     if why := refusals.take():
-        return f"The brokers at {servers} and this client do not accept each other: {why}. Check --command-config."
+        return f"The brokers at {servers} and this client do not accept each other: {why}. Check {OPTION}."
     if not command_config.properties:
-        return f"No broker answers at {servers}. If they require TLS or SASL, pass --command-config."
-    return unreachable(servers)
+        return f"No broker answers at {servers}. If they require TLS or SASL, pass {OPTION}."
+    return _nobody(servers)
 
 
 def result(future: Future[T], what: str = "") -> T:
@@ -134,12 +230,12 @@ def result(future: Future[T], what: str = "") -> T:
     from confluent_kafka import KafkaException
 
     try:
-        return future.result(timeout=6 * TIMEOUT_S)
+        return future.result(timeout=COMMAND_CHANGE.deadline_s)
     except KafkaException as error:
         text = explain(error.args[0])
         raise Failure(f"{what}: {text}" if what else text) from None
     except TimeoutError:
-        raise Failure(f"{what or 'The request'}: no answer within {6 * TIMEOUT_S:g} s.") from None
+        raise Failure(f"{what or 'The request'}: no answer within {COMMAND_CHANGE.deadline_s:g} s.") from None
 
 
 def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str], success: str = "") -> dict[str, Any]:
@@ -170,6 +266,11 @@ def sentence(error: Exception) -> str | None:
     """Return the message for an error that left a command; None if it can only be a bug in klamm."""
     from confluent_kafka import KafkaException
 
+    from klamm.client.client_errors import AuthenticationError
+    from klamm.client.connection_problems import advice_for
+
+    if isinstance(error, AuthenticationError):
+        return f"{str(error).rstrip('.')}. {_located(advice_for(str(error)), has_file=True)}"
     if isinstance(error, KlammError):
         return str(error)
     if isinstance(error, KafkaException):
@@ -199,4 +300,5 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
 
 
 def default_servers() -> str:
-    return os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP)
+    """Return the servers for a command whose option is not given. Raises ConfigError."""
+    return command_config.bootstrap_servers or os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP)

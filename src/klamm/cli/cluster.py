@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from klamm.cli.broker_metrics import read_metrics
+from klamm.cli.broker_metrics import advertised_listeners, read_metrics
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, parse_pairs, unreachable
 from klamm.cli.cluster_control import Address, Control, find_controller, zookeeper_answers
 from klamm.cli.cluster_partitions import (
@@ -66,6 +66,7 @@ class BrokerStatus:
 
     `partitions_behind` counts partitions whose state differs from the controller's. `unacknowledged_requests` and
     `oldest_request_ms` are the controller's requests to this broker without a response, and the age of the oldest.
+    `listeners` are its advertised addresses, such as `PLAINTEXT://localhost:9092`.
     """
 
     id: int
@@ -78,6 +79,7 @@ class BrokerStatus:
     partitions_behind: int | None = None
     unacknowledged_requests: int | None = None
     oldest_request_ms: float | None = None
+    listeners: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -128,6 +130,7 @@ def status(
     ] = [],  # noqa: B006
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each broker.")] = 3.0,
     format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Show brokers, controller, unhealthy partitions, and how far each broker's metadata lags.
@@ -137,7 +140,8 @@ def status(
 
     \b
     PROBLEM         a znode that cannot be decoded, an internal topic that
-                    cannot be created; with the remedy
+                    cannot be created, acknowledged records that all
+                    replicas lost; with the remedy
     MISSING         brokers that have replicas and are not alive
     ANSWERS         whether the broker answered within --timeout
     CONTROLLER      the controller in this broker's metadata
@@ -156,7 +160,7 @@ def status(
     found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
     if found is None:
         fail(unreachable(bootstrap_server))
-    if format_ is Format.JSON:
+    if as_json or format_ is Format.JSON:
         say(json.dumps(asdict(found), indent=2))
     else:
         _show(found)
@@ -179,6 +183,9 @@ def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s
             for n in first.brokers
             if n.node_id in views
         }
+        listed = {
+            n.node_id: pool.submit(advertised_listeners, n, timeout_s) for n in first.brokers if n.node_id in views
+        }
         control = find_controller(first, views, timeout_s)
         values = {broker_id: future.result() for broker_id, future in read.items()}
     truth = views.get(control.controller_id, first)
@@ -188,6 +195,8 @@ def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s
     names = [str(topic.name) for topic in truth.topics]
     min_isrs = ask_min_isrs(whom, names, timeout_s) if whom is not None else {}
     result = _status(truth, views, values, min_isrs, control)
+    for broker in result.brokers:
+        broker.listeners = listed[broker.id].result() if broker.id in listed else []
     result.zookeeper_answers = None if whom is None else zookeeper_answers(whom, timeout_s)
     if whom is not None:
         unwell = [TopicPartition(each.topic, each.partition) for each in result.unwell_partitions]
@@ -320,7 +329,7 @@ def _show_partitions(unwell: Sequence[PartitionStatus]) -> None:
     )
     table(("PARTITION", "STATE", "LEADER", "REPLICAS", "ISR", "MIN ISR"), rows)
     if len(unwell) > SHOWN_PARTITIONS:
-        say(f"and {len(unwell) - SHOWN_PARTITIONS} more: --format json has all of them")
+        say(f"and {len(unwell) - SHOWN_PARTITIONS} more: --json has all of them")
 
 
 def _row(broker: BrokerStatus) -> tuple[object, ...]:

@@ -93,10 +93,10 @@ def _show(broker: int, controller: int, compared: list[PartitionBelief], all_: b
 def _row(belief: PartitionBelief) -> list[object]:
     name = f"{belief.topic}-{belief.partition}"
     mine = ("unknown", None, None) if belief.broker is None else (*belief.broker[:2], _isr(belief.broker[2]))
-    return [name, *mine, _told(belief)]
+    return [name, *mine, _described(belief)]
 
 
-def _told(belief: PartitionBelief) -> str:
+def _described(belief: PartitionBelief) -> str:
     if not belief.differs:
         return "the same"
     if belief.controller is None:

@@ -1,18 +1,24 @@
-"""Problems of a cluster that no partition shows: internal topics that cannot be created, undecodable znodes."""
+"""Problems of a cluster that no partition shows: internal topics that cannot be created, undecodable znodes, losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
+from klamm.config.entries import ConfigSource
+from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse
+    from klamm.zk.client.blocking import BlockingSession
 
-_BROKER: Final = 4
-_FACTOR: Final = "offsets.topic.replication.factor"
+_OFFSETS_FACTOR: Final = "offsets.topic.replication.factor"
+_TRANSACTION_FACTOR: Final = "transaction.state.log.replication.factor"
+_INTERNAL_TOPICS: Final = (
+    (GROUP_METADATA_TOPIC, _OFFSETS_FACTOR, "consumer groups"),
+    (TRANSACTION_STATE_TOPIC, _TRANSACTION_FACTOR, "transactions"),
+)
 _ZOOKEEPER: Final = "zookeeper.connect"
 Address = tuple[str, int]
 
@@ -22,38 +28,35 @@ def find_problems(
 ) -> list[str]:
     """Return one sentence per problem, with its remedy, from the broker at `address` and from ZooKeeper."""
     configs = _broker_configs(address, broker_id, timeout_s)
-    found = _internal_topics(configs.get(_FACTOR, ""), view)
+    found = _internal_topics(configs, view)
     if hosts := configs.get(_ZOOKEEPER):
         found += _znodes(hosts, [str(topic.name) for topic in view.topics], list(unwell), timeout_s)
     return found
 
 
 def _broker_configs(address: Address, broker_id: int, timeout_s: float) -> dict[str, str]:
-    from klamm.cli.broker_requests import ask
-    from klamm.protocol.messages.describe_configs import (
-        DescribeConfigsRequest,
-        DescribeConfigsResource,
-        DescribeConfigsResponse,
-    )
+    from klamm.cli.broker_requests import broker_settings
 
-    keys = [_FACTOR, _ZOOKEEPER]
-    broker = DescribeConfigsResource(resource_type=_BROKER, resource_name=str(broker_id), configuration_keys=keys)
     try:
-        request = DescribeConfigsRequest(resources=[broker])
-        answer = ask(address, request, 1, DescribeConfigsResponse, timeout_s)
+        found = broker_settings(address, broker_id, (_OFFSETS_FACTOR, _TRANSACTION_FACTOR, _ZOOKEEPER), timeout_s)
     except OSError:
         return {}
-    return {config.name: config.value or "" for result in answer.results for config in result.configs}
+    return {
+        config.name: config.value or ""
+        for config in found.configs
+        if config.name != _TRANSACTION_FACTOR or config.config_source != ConfigSource.DEFAULT_CONFIG
+    }
 
 
-def _internal_topics(factor: str, view: MetadataResponse) -> list[str]:
+def _internal_topics(configs: Mapping[str, str], view: MetadataResponse) -> list[str]:
+    """`configs` lacks a factor of transactions that is not set: it does not require anything (decision 0029)."""
     alive = len(view.brokers)
-    is_there = any(topic.name == GROUP_METADATA_TOPIC for topic in view.topics)
-    if is_there or not factor.isdecimal() or int(factor) <= alive:
-        return []
+    existing = {topic.name for topic in view.topics}
     return [
-        f"{GROUP_METADATA_TOPIC} cannot be created, so there are no consumer groups: {_FACTOR} is {factor}, live "
-        f"brokers: {alive}. Start more brokers, or set a smaller factor."
+        f"{topic} cannot be created, so there are no {missing}: {key} is {factor}, live brokers: {alive}. Start more "
+        "brokers, or set a smaller factor."
+        for topic, key, missing in _INTERNAL_TOPICS
+        if topic not in existing and (factor := configs.get(key, "")).isdecimal() and int(factor) > alive
     ]
 
 
@@ -91,9 +94,9 @@ def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout
     try:
         with BlockingSession(hosts, timeout_s) as session:
             found = session.read_many([path for path, _, _ in checks])
+            problems = _losses(session)
     except ZkError:
         return []
-    problems = []
     for (_, decode, remedy), node in zip(checks, found, strict=True):
         try:
             if node is not None:
@@ -101,3 +104,18 @@ def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout
         except znodes.ZnodeFormatError as error:
             problems.append(f"{error}. {remedy}")
     return problems
+
+
+def _losses(session: BlockingSession) -> list[str]:
+    from klamm.cli.lost_records import read_losses, sentences
+    from klamm.zk.model import znodes
+
+    try:
+        return sentences(read_losses(session))
+    except znodes.ZnodeFormatError as error:
+        return [f"{error}. Correct or delete the znode: it describes records that were lost."]
+
+
+def zookeeper_hosts(address: Address, broker_id: int, timeout_s: float) -> str | None:
+    """The ZooKeeper that the broker uses; None if the broker does not report it."""
+    return _broker_configs(address, broker_id, timeout_s).get(_ZOOKEEPER) or None

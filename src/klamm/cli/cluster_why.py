@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_address, unreachable
+from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, addresses_by_answer, unreachable
 from klamm.cli.cluster import ask_metadata
 from klamm.cli.command_config import current as command_config
 from klamm.cli.completion import TopicName
@@ -19,8 +19,6 @@ from klamm.model import CONTROL_LOG_TOPIC
 if TYPE_CHECKING:
     from klamm.control_log.chains import Chain
 
-_DEADLINE_MS: Final = 20_000
-_FIRST_CONTACT_MS: Final = 2_000
 _NO_LOG: Final = (
     f"There is no topic {CONTROL_LOG_TOPIC}. Set klamm.control.log.enable=true; changes are recorded from then on."
 )
@@ -69,15 +67,14 @@ def read_control_log(servers: str) -> list[dict[str, Any]]:
     from klamm.client.client_errors import ClientError
     from klamm.client.cluster_client import ClusterClient
     from klamm.client.connection_pool import ClientConfig
-    from klamm.client.patience import Patience
+    from klamm.client.patience import CONTROL_LOG_READ, FIRST_CONTACT
     from klamm.client.topic_reader import TopicReader
 
-    addresses = tuple(parse_address(server) for server in servers.split(","))
-    if all(ask_metadata(address, _FIRST_CONTACT_MS / 1000) is None for address in addresses):
+    addresses = tuple(addresses_by_answer(servers))
+    if all(ask_metadata(address, FIRST_CONTACT.request_s) is None for address in addresses):
         fail(unreachable(servers))
-    patience = Patience(_DEADLINE_MS)
     with ClusterClient(
-        ClientConfig(addresses, client_id="klamm-cli", patience=patience, security=command_config.security)
+        ClientConfig(addresses, client_id="klamm-cli", patience=CONTROL_LOG_READ, security=command_config.security)
     ) as client:
         reader = TopicReader(client, CONTROL_LOG_TOPIC)
         try:

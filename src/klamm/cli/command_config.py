@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from klamm.security.client_security import ClientSecurity
 
+OPTION: Final = "--command-config"
 VARIABLE: Final = "KLAMM_COMMAND_CONFIG"
 METRICS_LOGIN: Final = "klamm.metrics.basic.auth"
 
@@ -54,6 +55,11 @@ class CommandConfig:
 
             self._security = ClientSecurity.from_properties(self.properties)
         return self._security
+
+    @property
+    def bootstrap_servers(self) -> str | None:
+        """The brokers that the file names. Raises ConfigError."""
+        return self.properties.get("bootstrap.servers")
 
     @property
     def metrics_login(self) -> str | None:
@@ -113,12 +119,14 @@ def _command(
     command_config: Annotated[
         str | None,
         typer.Option(
-            "--command-config",
+            OPTION,
             envvar=VARIABLE,
             metavar="FILE",
             callback=_use,
             expose_value=False,
-            help="Properties file of a Kafka client with the settings of security, such as client.properties.",
+            is_eager=True,  # before --bootstrap-server, for which the file may have the value
+            help="Properties file of a Kafka client with the security settings, such as client.properties; without "
+            "--bootstrap-server, also with bootstrap.servers.",
         ),
     ] = None,
 ) -> None:

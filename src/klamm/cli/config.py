@@ -18,6 +18,7 @@ from klamm.cli.client import (
     parse_pairs,
     result,
 )
+from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table, yellow
 
 if TYPE_CHECKING:
@@ -25,7 +26,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show and change the configuration of topics and brokers.", no_args_is_help=True)
 
-Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="NAME", help="The topic.")]
+Topic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="NAME",
+        help="The topic.",
+        autocompletion=topic_names,
+    ),
+]
 Broker = Annotated[str | None, typer.Option("--broker", metavar="ID", help="The broker.")]
 BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="The dynamic defaults of all brokers.")]
 

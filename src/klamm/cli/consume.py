@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, TIMEOUT_S, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    TIMEOUT_S,
+    BootstrapServer,
+    client_config,
+    cluster_metadata,
+    explain,
+    no_such_topic,
+)
 from klamm.cli.completion import TopicName
 from klamm.cli.output import fail, note
 
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
 Formatter = Callable[["Message"], bytes]
 _POLL_S = 0.2
+_SILENT_S = 5.0
 
 
 class Isolation(StrEnum):
@@ -108,7 +117,7 @@ def _attach(
 
     found = cluster_metadata(consumer, servers).topics.get(topic)
     if found is None:
-        fail(f"There is no topic {topic}.")
+        fail(no_such_topic(topic))
     if partition is not None and partition not in found.partitions:
         fail(f"Topic {topic} has no partition {partition}.")
     if group is not None and partition is None:
@@ -142,9 +151,14 @@ def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> 
 
     ended: set[tuple[str, int]] = set()
     last = time.monotonic()
+    reported_s, reported = last, ""
     while True:
         message = consumer.poll(_POLL_S if timeout_ms is None else min(_POLL_S, timeout_ms / 1000))
         if message is None:
+            if exit_at_end and time.monotonic() - max(last, reported_s) >= _SILENT_S:
+                if (why := _why_waiting(consumer, ended)) != reported:
+                    note(why)
+                reported_s, reported = time.monotonic(), why
             if timeout_ms is not None and (time.monotonic() - last) * 1000 >= timeout_ms:
                 return
             continue
@@ -159,6 +173,24 @@ def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> 
                 return
         elif not error.retriable():
             fail(explain(error))
+
+
+def _why_waiting(consumer: Consumer, ended: set[tuple[str, int]]) -> str:
+    """Return why the end of the topic is not reached."""
+    from confluent_kafka import KafkaException
+
+    awaited = [(tp.topic, tp.partition) for tp in consumer.assignment() if (tp.topic, tp.partition) not in ended]
+    if not awaited:
+        return "Waiting for the group to assign partitions."
+    topic = awaited[0][0]
+    try:
+        found = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
+    except KafkaException:
+        return "Waiting for the end of the topic: no broker answers."
+    leaderless = [number for name, number in awaited if name == topic and number in found and found[number].leader < 0]
+    if leaderless:
+        return f"Waiting for the end of the topic: partition {leaderless[0]} of {topic} has no leader."
+    return f"Waiting for the end of the topic: the leader of partition {awaited[0][1]} of {topic} has not answered yet."
 
 
 def formatter(name: str) -> Formatter:

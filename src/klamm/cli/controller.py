@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from klamm.cli.client import TIMEOUT_S, parse_address, unreachable
+from klamm.cli.client import TIMEOUT_S, addresses_by_answer, no_such_topic, unreachable
 from klamm.cli.cluster_control import Address
 from klamm.cli.output import fail, note
+from klamm.client.patience import CONTROLLER_SEARCH, Deadline
+from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
 from klamm.protocol.wire import Message
 
@@ -17,13 +19,9 @@ if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse
 
 R = TypeVar("R", bound=Message)
-ANSWER_S: Final = 60.0
-SEARCH_S: Final = 30.0
-"""Time to find a controller. A dead one is replaced when its session ends, by default after 18 s."""
 _SENT: Final = " The request was sent to a controller that did not answer, so it may still take effect."
 _LIST_MOVES: Final = 46
 """ListPartitionReassignments changes nothing."""
-_PAUSE_S: Final = 0.2
 _SILENT_S: Final = 1.0
 """A longer search is reported."""
 
@@ -39,18 +37,21 @@ class ControllerReply(Generic[R]):
 class ControllerClient:
     """The current controller. If it moves or is being elected, it is looked up again within `timeout_s`."""
 
-    def __init__(self, servers: str, timeout_s: float = SEARCH_S, answer_s: float | None = None) -> None:
+    def __init__(
+        self, servers: str, timeout_s: float = CONTROLLER_SEARCH.deadline_s, answer_s: float | None = None
+    ) -> None:
         """A response may take `answer_s`, by default longer than the search, at most a minute."""
         self.servers = servers
-        self._search_s = min(max(timeout_s, 0.0), SEARCH_S)
-        self._answer_s = min(ANSWER_S, max(timeout_s, 0.0) + TIMEOUT_S) if answer_s is None else answer_s
+        self._search_s = min(max(timeout_s, 0.0), CONTROLLER_SEARCH.deadline_s)
+        longest_s = min(CONTROLLER_SEARCH.request_s, max(timeout_s, 0.0) + TIMEOUT_S)
+        self._answer_s = longest_s if answer_s is None else answer_s
 
     def ask(
         self, request: Message, version: int, answer: type[R], is_refused: Callable[[R], bool] | None = None
     ) -> ControllerReply[R]:
         """`is_refused` returns whether the response says that another broker is the controller."""
-        started = time.monotonic()
-        is_repeat = has_told = False
+        deadline = Deadline(replace(CONTROLLER_SEARCH, deadline_ms=int(self._search_s * 1000)), SystemClock())
+        is_repeat = has_warned = False
         refused = is_refused or _is_not_controller
         while True:
             address = self._address()
@@ -59,17 +60,16 @@ class ControllerClient:
                 if reply is not None and not refused(reply):
                     return ControllerReply(reply, is_repeat)
                 is_repeat |= was_sent
-            searched_s = time.monotonic() - started
-            if searched_s >= self._search_s:
+            if deadline.has_passed:
                 may_happen = is_repeat and request.KEY != _LIST_MOVES
                 fail(
                     f"The cluster at {self.servers} has no controller that answers (looked for {self._search_s:g} s); "
-                    f"`klamm cluster status` tells more.{_SENT if may_happen else ''}"
+                    f"`klamm cluster status` shows more.{_SENT if may_happen else ''}"
                 )
-            if searched_s >= _SILENT_S and not has_told:
+            if deadline.elapsed_ms >= _SILENT_S * 1000 and not has_warned:
                 note(f"No controller answers yet; looking for one for {self._search_s:g} s.")
-                has_told = True
-            time.sleep(_PAUSE_S)
+                has_warned = True
+            time.sleep(deadline.patience.pause_s())
 
     def _address(self) -> Address | None:
         _, view = metadata(self.servers, ())
@@ -101,7 +101,7 @@ def metadata(servers: str, topics: Iterable[str] | None) -> tuple[Address, Metad
         topics=None if topics is None else [MetadataRequestTopic(name=name) for name in topics],
         allow_auto_topic_creation=False,
     )
-    for address in [parse_address(server) for server in servers.split(",")]:
+    for address in addresses_by_answer(servers):
         try:
             return address, ask(address, request, 9, MetadataResponse, TIMEOUT_S)
         except OSError:
@@ -121,7 +121,7 @@ def replicas_of(servers: str, topics: Iterable[str]) -> tuple[Address, dict[str,
     found: dict[str, dict[int, list[int]]] = {}
     for topic in view.topics:
         if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            fail(f"There is no topic {topic.name}.")
+            fail(no_such_topic(str(topic.name)))
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             fail(f"Topic {topic.name}: {ErrorCode(topic.error_code).name}.")
         found[str(topic.name)] = {each.partition_index: list(each.replica_nodes) for each in topic.partitions}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +16,14 @@ from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address
 from klamm.cli.output import bold, fail, say
 
 if TYPE_CHECKING:
+    from klamm.cli.cluster import ClusterStatus
     from klamm.dashboard.fault_drill import FaultDrill
     from klamm.dashboard.serve import DashboardServer
     from klamm.dashboard.web_app import Source
 
 MISSING = "The viewer needs Starlette and uvicorn: pip install 'klamm[dashboard]'."
 _STATUS_TIMEOUT_S = 3.0
+_MAX_ROWS = 500
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Let the page produce records and reset consumer groups.")
 ]
@@ -41,6 +44,12 @@ def dashboard(
         Path | None,
         typer.Option("--pipelines", metavar="DIR", help="State directory of pipelines; by default KLAMM_STATE_DIR."),
     ] = None,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            "--records", min=1, help="Newest records of the control log to keep in memory, by default 200000."
+        ),
+    ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Serve a web page that shows a cluster: control plane, topics, groups and more.
@@ -51,6 +60,8 @@ def dashboard(
     """
     if file is None:
         source = live_source(bootstrap_server, allows_changes=allow_changes, pipelines=pipelines)
+        if records is not None:
+            source = replace(source, most_records=records)
     else:
         source = file_source(file)
     serve(source, host, port, allow_host)
@@ -63,13 +74,24 @@ def serve(source: Source, host: str = "127.0.0.1", port: int = 0, names: list[st
     server.run()
 
 
-def open_server(source: Source, host: str = "127.0.0.1", port: int = 0, names: list[str] = []) -> DashboardServer:  # noqa: B006
+def open_server(
+    source: Source,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    names: list[str] = [],  # noqa: B006
+    *,
+    option: str = "--port",
+) -> DashboardServer:
+    """`option` is the one that chooses the port."""
     from klamm.dashboard.serve import DashboardServer
 
     try:
         return DashboardServer(source, host, port, names)
     except OSError as error:
-        fail(f"The viewer cannot listen on {host}:{port}: {error.strerror}. Choose another --port.")
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = f"Choose another {option}; 0 picks a free port." if is_port else "Choose another --host."
+        reason = str(error.strerror).partition(" (while")[0]  # asyncio repeats the address
+        fail(f"The viewer cannot listen on {host}:{port}: {reason}. {remedy}")
 
 
 def is_installed() -> bool:
@@ -101,7 +123,7 @@ def live_source(
         if found is None:
             return None
         shown = {each.broker_id: asdict(each) for each in activities or ()}
-        return {**asdict(found), "activity": shown, "requests": [asdict(each) for each in reader.requests]}
+        return {**bounded(found), "activity": shown, "requests": [asdict(each) for each in reader.requests]}
 
     client = cli_client_config(servers, "klamm-dashboard")
     return new_source(
@@ -113,6 +135,19 @@ def live_source(
         allows_changes=allows_changes,
         drill=drill,
     )
+
+
+def bounded(found: ClusterStatus) -> dict[str, Any]:
+    """Return the status with at most 500 partitions of each kind, and their numbers: a page cannot show thousands."""
+    counts = {"unwell_count": len(found.unwell_partitions), "moving_count": len(found.moving_partitions)}
+    cut = replace(
+        found,
+        unwell_partitions=found.unwell_partitions[:_MAX_ROWS],
+        moving_partitions=found.moving_partitions[:_MAX_ROWS],
+        replica_problems=found.replica_problems[:_MAX_ROWS],
+        missing_brokers=found.missing_brokers[:_MAX_ROWS],
+    )
+    return {**asdict(cut), **counts}
 
 
 def _pipelines(directory: Path | None) -> Callable[[], list[dict[str, Any]]]:

@@ -69,7 +69,7 @@ def play(cluster: LocalCluster, directory: Path, step: Step) -> None:
         begun = time.monotonic()
         expected = Counter((click["at"][11:16], click["page"]) for click in clicks)
         _wait(process, directory / "pipeline.log", lambda: len(_rows(directory)) >= len(expected), "the table")
-        step(begun, "table", "all windows are in the Delta table, the query went on over the failover")
+        step(begun, "table", "all windows are in the Delta table, the query continued through the failover")
         begun = time.monotonic()
         users = {click["user"] for click in clicks}
         _wait(process, directory / "pipeline.log", lambda: len(_visits(servers)) >= len(users), "the visits")

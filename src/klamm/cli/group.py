@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, admin_client, cluster_metadata, result, results
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    admin_client,
+    cluster_metadata,
+    no_such_topic,
+    result,
+    results,
+)
+from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table
 from klamm.client.reset_rules import Bounds, ResetTarget, new_offsets
 
@@ -151,7 +161,14 @@ def _known(offsets: Offsets) -> Offsets:
 def reset(
     name: Annotated[str, typer.Argument(metavar="GROUP")],
     topic: Annotated[
-        list[str], typer.Option("--topic", "-t", metavar="TOPIC[:PARTITION,...]", help="Topic or partitions to reset.")
+        list[str],
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC[:PARTITION,...]",
+            help="Topic or partitions to reset.",
+            autocompletion=topic_names,
+        ),
     ] = [],  # noqa: B006
     all_topics: Annotated[
         bool, typer.Option("--all-topics", help="All topics with committed offsets of the group.")
@@ -168,6 +185,7 @@ def reset(
         int | None, typer.Option("--shift-by", help="By this many records; negative moves back.")
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Apply the change; otherwise it is only shown.")] = False,
+    as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Set the committed offsets of a group without members."""
@@ -187,7 +205,8 @@ def reset(
         _commit(admin, name, goals)
     else:
         note("Nothing was changed. To apply it, pass --execute.")
-    table(("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"), [(name, *tp, offset) for tp, offset in goals.items()])
+    rows = [(name, *tp, offset) for tp, offset in goals.items()]
+    table(("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"), rows, as_json=as_json)
 
 
 def _partitions(admin: AdminClient, servers: str, topics: list[str]) -> list[tuple[str, int]]:
@@ -196,7 +215,7 @@ def _partitions(admin: AdminClient, servers: str, topics: list[str]) -> list[tup
     for text in topics:
         topic, colon, numbers = text.partition(":")
         if topic not in known:
-            fail(f"There is no topic {topic}.")
+            fail(no_such_topic(topic))
         wanted = [_number(text) for text in numbers.split(",")] if colon else sorted(known[topic].partitions)
         if missing := [number for number in wanted if number not in known[topic].partitions]:
             fail(f"Topic {topic} has no partition {missing[0]}.")

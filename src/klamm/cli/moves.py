@@ -76,7 +76,7 @@ def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicParti
     request = AlterPartitionReassignmentsRequest(
         topics=[ReassignableTopic(name=name, partitions=parts) for name, parts in topics.items()]
     )
-    reply = controller.ask(request, 0, AlterPartitionReassignmentsResponse)
+    reply = controller.ask(request, 0, AlterPartitionReassignmentsResponse, _has_moved_controller)
     if reply.answer.error_code:
         fail(reason(reply.answer.error_code, reply.answer.error_message))
     started: Moves = {}
@@ -93,6 +93,12 @@ def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicParti
                 say(f"Partition {tp} goes {_back(moving.get(tp)) if target is None else f'to {ids(target)}.'}")
             started[tp] = target
     return started
+
+
+def _has_moved_controller(reply: AlterPartitionReassignmentsResponse) -> bool:
+    """Whether the controller was replaced, also after a part of many moves: all of them may be requested again."""
+    codes = {each.error_code for topic in reply.responses for each in topic.partitions}
+    return ErrorCode.NOT_CONTROLLER in {reply.error_code, *codes}
 
 
 def _back(move: Move | None) -> str:
@@ -123,7 +129,7 @@ def wait(servers: str, moves: Moves, timeout_s: float) -> None:
             if time.monotonic() >= deadline:
                 more = f" and {len(moving) - SHOWN} more" if len(moving) > SHOWN else ""
                 names = ", ".join(sorted(map(str, moving))[:SHOWN])
-                fail(f"After {timeout_s:g} s still under way: {names}{more}. They go on.")
+                fail(f"After {timeout_s:g} s still under way: {names}{more}. They continue.")
             done = len(moves) - len(moving)
             line.show(done / len(moves), f"{done} of {len(moves)} moves have ended")
             seen.look_at(moving)
@@ -161,13 +167,13 @@ class _SeenInMotion:
         while targets:
             broker, now = self._replicas(targets)
             elsewhere = {tp: target for tp, target in targets.items() if now[tp] != target}
-            has_heard = all(self._has_heard(tp, broker, now[tp]) for tp in elsewhere)
-            if has_heard or time.monotonic() >= settled_by:
+            is_known = all(self._is_known(tp, broker, now[tp]) for tp in elsewhere)
+            if is_known or time.monotonic() >= settled_by:
                 return [f"{tp} is on {ids(now[tp])} and not on {ids(target)}" for tp, target in elsewhere.items()]
             time.sleep(POLL_S)
         return []
 
-    def _has_heard(self, tp: TopicPartition, broker: object, now: list[int]) -> bool:
+    def _is_known(self, tp: TopicPartition, broker: object, now: list[int]) -> bool:
         shown_by, then = self._shown.get(tp, (None, now))
         return shown_by == broker and then != now
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn, TextIO
 
 from klamm.errors import KlammError
+from klamm.server.log_format import on_one_line
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 
@@ -89,7 +90,7 @@ def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) ->
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
+    return "-" if value is None or value == "" else on_one_line(str(value))
 
 
 def _is_numeric(column: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""`klamm partition reassign|elect`, like kafka-reassign-partitions.sh and kafka-leader-election.sh."""
+"""`klamm partition reassign|elect|confirm-loss`; the first two are like Kafka's tools for that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
+from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, table
 from klamm.cli.reassignment_file import parse_replicas, read_log_dirs, read_targets
 from klamm.model import TopicPartition
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from klamm.cli.controller import ControllerClient
     from klamm.cli.moves import Move, Moves
 
-app = typer.Typer(help="Move partitions to other brokers, and elect leaders.", no_args_is_help=True)
+app = typer.Typer(help="Move partitions to other brokers, elect leaders, and confirm losses.", no_args_is_help=True)
 
-Topic = Annotated[str | None, typer.Option("--topic", "-t", help="The topic.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="The topic.", autocompletion=topic_names)]
 Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The partition of --topic.")]
 
 
@@ -162,6 +163,7 @@ def elect(
     timeout: Annotated[
         float, typer.Option(min=0, help="Maximum seconds for the election and for finding a controller.")
     ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Elect leaders of a partition, of a topic, or of all topics.
@@ -178,4 +180,31 @@ def elect(
         fail("An unclean election may lose records: pass --topic, or --all-topics for every topic.")
     from klamm.cli.elections import elect_leaders
 
-    elect_leaders(bootstrap_server, topic, partition, unclean=unclean, timeout_s=timeout)
+    elect_leaders(bootstrap_server, topic, partition, unclean=unclean, timeout_s=timeout, as_json=as_json)
+
+
+@app.command()
+def confirm_loss(
+    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic.", autocompletion=topic_names)],
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="The partition; by default all partitions.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a broker and for ZooKeeper.")] = 10.0,
+    broker_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--broker-config",
+            metavar="FILE",
+            help="Configuration of a broker with its credentials for ZooKeeper: required with zookeeper.set.acl=true.",
+        ),
+    ] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Confirm that acknowledged records of a topic are lost: `klamm cluster status` no longer reports them.
+
+    A leader reports offsets that were acknowledged and that no replica has, for example after a power failure.
+    """
+    from klamm.cli.loss_confirmation import confirm, find_zookeeper, zookeeper_of
+
+    hosts, security = zookeeper_of(broker_config)
+    confirm(hosts or find_zookeeper(bootstrap_server, timeout), topic, partition, timeout, security)

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    client_config,
+    cluster_metadata,
+    explain,
+    no_such_topic,
+)
 from klamm.cli.completion import TopicName
 from klamm.cli.output import fail
 from klamm.cli.perf_report import Latencies, Report
@@ -333,7 +341,7 @@ def _require_topic(client: Any, servers: str, topic: str) -> int:
     """Return the number of partitions. A misspelled name must not create a topic."""
     found = cluster_metadata(client, servers).topics.get(topic)
     if found is None:
-        fail(f"There is no topic {topic}. Create it with `klamm topic create {topic}`.")
+        fail(f"{no_such_topic(topic)} Create it with `klamm topic create {topic}`.")
     return len(found.partitions)
 
 

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.cli.client import admin_client, cluster_metadata, default_servers, parse_pairs
+from klamm.cli.client import BOOTSTRAP_NAMES, admin_client, cluster_metadata, default_servers, parse_pairs
 from klamm.cli.command_config import current as command_config
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.spark_session import (
@@ -39,6 +40,9 @@ app = typer.Typer(help="Run pipelines from topics to topics and tables on Spark.
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline in YAML or Python.")]
 STOP_TIMEOUT_S: Final = 120.0
+_FOR_STATES: Final = ("yaml",)
+_FOR_FILES: Final = ("yaml", "sqlglot", "pyarrow", "pyspark")
+"""Modules of the extra that these commands import."""
 
 
 @app.command()
@@ -63,8 +67,7 @@ def run(
     bootstrap_server: Annotated[
         str | None,
         typer.Option(
-            "--bootstrap-server",
-            "-b",
+            *BOOTSTRAP_NAMES,
             metavar="HOST:PORT,...",
             help="Initial brokers; overrides the file, which overrides KLAMM_BOOTSTRAP_SERVERS.",
         ),
@@ -103,13 +106,19 @@ def _report(line: str) -> None:
 
 
 def _loaded(file: Path) -> PipelineSpec:
-    try:
-        import yaml  # noqa: F401
-    except ImportError:
-        fail("Pipelines need the Spark extra: pip install 'klamm[spark]'.")
+    _require(*_FOR_FILES)
     from klamm.spark.pipeline.load_file import load
 
     return load(file)
+
+
+def _require(*modules: str) -> None:
+    """Fail with one sentence if a module of the extra is not installed."""
+    try:
+        for name in modules:
+            import_module(name)
+    except ImportError:
+        fail("Pipelines need the Spark extra: pip install 'klamm[spark]'.")
 
 
 def _trigger(spec: PipelineSpec, once: bool, every: str | None) -> Trigger:
@@ -181,10 +190,13 @@ def _progress(watch: bool, file: Path | None, prometheus_port: int | None) -> It
 
 
 @app.command()
-def validate(file: File) -> None:
+def validate(
+    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print the parts as JSON.")] = False
+) -> None:
     """Check a pipeline file, and show what it would do. Neither Spark nor a broker is needed."""
     spec = _loaded(file)
-    say(f"{spec.file} is a valid pipeline: {spec.name}, {spec.trigger}, checkpoint {spec.checkpoint}.")
+    if not as_json:
+        say(f"{spec.file} is a valid pipeline: {spec.name}, {spec.trigger}, checkpoint {spec.checkpoint}.")
     rows: list[tuple[str, str, str]] = []
     for source in spec.sources:
         rows.append(("source", source.name, f"topic {source.reads}{' (static)' if source.static else ''}"))
@@ -192,7 +204,7 @@ def validate(file: File) -> None:
         rows.append(("view", view.name, f"reads {', '.join(view.inputs)}"))
     for sink in spec.sinks:
         rows.append(("sink", sink.name, f"{sink.view} to {sink.target}, {sink.mode}, {sink.written}"))
-    table(("Kind", "Name", "What"), rows)
+    table(("Kind", "Name", "What"), rows, as_json=as_json)
 
 
 @app.command()
@@ -201,6 +213,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print all details as JSON.")] = False,
 ) -> None:
     """Show the running pipelines of this machine, and the result of the last run of the others."""
+    _require(*_FOR_STATES)
     from klamm.spark.source.checkpoint_locations import local_path
 
     found = list(_runs(name))
@@ -248,6 +261,7 @@ def stop(
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="Maximum seconds to wait.")] = STOP_TIMEOUT_S,
 ) -> None:
     """Stop a running pipeline after its current batch, and wait until it has ended."""
+    _require(*_FOR_STATES)
     from klamm.spark.pipeline.state import holder
 
     running = [run_ for run_ in _runs(name) if run_["alive"]]
@@ -284,6 +298,7 @@ def reset(
 
     `klamm pipeline status` no longer lists a pipeline that was reset completely.
     """
+    _require(*_FOR_FILES)
     from klamm.spark.pipeline.shape import ShapeFile
     from klamm.spark.pipeline.state import RunFile, refuse_if_running
     from klamm.spark.source.checkpoint_locations import local_path

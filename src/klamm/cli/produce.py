@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +21,13 @@ from klamm.cli.client import (
     client_config,
     cluster_metadata,
     explain,
+    no_such_topic,
     parse_pairs,
     result,
 )
 from klamm.cli.completion import TopicName
 from klamm.cli.output import Failure, fail, note
+from klamm.cli.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -97,16 +101,30 @@ def produce(
     )
     _check_topic(producer, bootstrap_server, topic, partition)
     target = _Target(bootstrap_server, topic, partition, needs_controller=acks is Acks.ALL)
-    sender = _Sender(producer, target, headers, max_message_bytes)
+    size_bytes = _file_size(sys.stdin.buffer)
+    line = ProgressLine(enabled=size_bytes > 0)
+    sender = _Sender(producer, target, headers, max_message_bytes, line)
     if sys.stdin.isatty():
         note(f"Each line becomes a record of {topic}; Ctrl-D ends.")
     separator = key_separator.replace("\\t", "\t") if key_separator is not None else None
+    with line:
+        try:
+            for number, (key, value) in enumerate(records(sys.stdin.buffer, separator, null_marker), 1):
+                sender.send(number, key, value)
+                if line.is_due:
+                    line.show(sys.stdin.buffer.tell() / size_bytes, f"{number} records")
+        except Failure as failure:
+            raise Failure(f"{failure} {sender.account()}") from None
+        sender.finish()
+
+
+def _file_size(stream: BinaryIO) -> int:
+    """Return the size of a regular file; 0 for a pipe or a terminal."""
     try:
-        for number, (key, value) in enumerate(records(sys.stdin.buffer, separator, null_marker), 1):
-            sender.send(number, key, value)
-    except Failure as failure:
-        raise Failure(f"{failure} {sender.account()}") from None
-    sender.finish()
+        found = os.fstat(stream.fileno())
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _check_topic(producer: Producer, servers: str, topic: str, partition: int | None) -> None:
@@ -119,7 +137,7 @@ def _check_topic(producer: Producer, servers: str, topic: str, partition: int | 
     if not found.partitions and _is_awaited(found):
         fail(f"Topic {topic} cannot be written to: {_why_not_there(servers, topic)}")
     if partition is not None and partition not in found.partitions:
-        fail(f"Topic {topic} has no partition {partition}." if found.partitions else f"There is no topic {topic}.")
+        fail(f"Topic {topic} has no partition {partition}." if found.partitions else no_such_topic(topic))
 
 
 def _is_awaited(found: TopicMetadata) -> bool:
@@ -161,12 +179,15 @@ def records(
 class _Sender:
     """Passes records to librdkafka, waits while its queue is full, and counts the delivered records."""
 
-    def __init__(self, producer: Any, target: _Target, headers: list[tuple[str, bytes]], limit: int) -> None:
+    def __init__(
+        self, producer: Any, target: _Target, headers: list[tuple[str, bytes]], limit: int, line: ProgressLine
+    ) -> None:
         self._producer = producer
         self._target = target
         self._options = {"partition": target.partition} if target.partition is not None else {}
         self._headers = headers
         self._limit = limit
+        self._line = line
         self._delivered = 0
         self._problem: str | None = None
         self._progress_s = time.monotonic()
@@ -205,6 +226,7 @@ class _Sender:
         self._flush()
         if self._problem is not None:
             fail(f"{self._rejected()} {self.account()}")
+        self._line.erase()
         note(self._counted("to"))
 
     def account(self) -> str:
@@ -232,6 +254,7 @@ class _Sender:
             self._progress_s = time.monotonic()
             count = len(self._producer)
             records = f"{count} record{'' if count == 1 else 's'}"
+            self._line.erase()
             note(f"Waiting for the confirmation of {records}: {self._target.why_waiting()}")
 
     def _counted(self, verb: str) -> str:

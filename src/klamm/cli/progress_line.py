@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, TextIO
 
@@ -30,8 +31,7 @@ class ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_drawn:
-            print(_ERASE, end="", file=self._stream, flush=True)
+        self.erase()
 
     @property
     def is_due(self) -> bool:
@@ -45,6 +45,23 @@ class ProgressLine:
         self._next_s = time.monotonic() + INTERVAL_S
         self._is_drawn = True
         print(f"{_ERASE}{bar(fraction)}{text}", end="", file=self._stream, flush=True)
+
+    def count(self, what: str) -> Callable[[int, int], None]:
+        """Return a function that shows how much is done, such as `3 of 8 files`, and erases the line after the last."""
+
+        def counted(done: int, total: int) -> None:
+            if done >= total:
+                self.erase()
+            else:
+                self.show(done / total, f"{done} of {total} {what}")
+
+        return counted
+
+    def erase(self) -> None:
+        """Remove the line, so that a sentence can be printed in its place."""
+        if self._is_drawn:
+            self._is_drawn = False
+            print(_ERASE, end="", file=self._stream, flush=True)
 
 
 def bar(fraction: float | None) -> str:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, TIMEOUT_S, BootstrapServer, client_config, cluster_metadata, explain
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    TIMEOUT_S,
+    BootstrapServer,
+    client_config,
+    cluster_metadata,
+    explain,
+    no_such_topic,
+)
 from klamm.cli.completion import TopicName
 from klamm.cli.output import fail, note, say
 
@@ -77,7 +85,7 @@ def sample_values(servers: str, topic: str, sample: int) -> list[bytes | None]:
     try:
         found = cluster_metadata(consumer, servers).topics.get(topic)
         if found is None:
-            fail(f"There is no topic {topic}.")
+            fail(no_such_topic(topic))
         share = max(1, -(-sample // len(found.partitions)))
         begin, left = [], set()
         for number in sorted(found.partitions):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from klamm.cli.output import fail
+from klamm.cli.progress_line import ProgressLine
 
 
 def simulate(
@@ -22,8 +23,19 @@ def simulate(
     transactions: Annotated[
         bool, typer.Option("--transactions", help="Level 2 with transactional clients and faults aimed at them.")
     ] = False,
+    aim: Annotated[
+        str | None,
+        typer.Option(
+            "--aim",
+            help="Run this aimed scenario of --level 2, or of --transactions; an unknown name lists the scenarios.",
+        ),
+    ] = None,
     guarded: Annotated[
         bool, typer.Option("--guarded", help="Level 2 with an authorizer and an intruder who must be refused.")
+    ] = False,
+    proven: Annotated[
+        bool,
+        typer.Option("--proven", help="Level 2 with brokers that prove their id, and impostors who must be refused."),
     ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes that share the seeds of level 1 (1).")
@@ -51,36 +63,59 @@ def simulate(
     if view:
         _view(seed, brokers, level, mutant)
         return
-    if level == 1 and (transactions or guarded):
-        fail(f"--{'transactions' if transactions else 'guarded'} requires --level 2.")
-    if transactions and guarded:
-        fail("--transactions cannot be combined with --guarded.")
-    variant = command.TRANSACTIONS if transactions else command.GUARDED if guarded else command.PLAIN
+    variant = _variant(level, {"transactions": transactions, "guarded": guarded, "proven": proven})
+    if aim is not None:
+        _check_aim(aim, level, variant)
     if mutant is not None and mutant not in (names := command.mutant_names(level, variant=variant)):
         fail(f"There is no mutant {mutant!r} of level {level}. There are: {', '.join(names)}.")
-    code = command.run(
-        level,
-        seeds,
-        seed,
-        brokers,
-        first=first or 0,
-        mutant=mutant,
-        all_lines=transcript,
-        jobs=jobs or 1,
-        variant=variant,
-    )
+    with ProgressLine() as line:
+        code = command.run(
+            level,
+            seeds,
+            seed,
+            brokers,
+            first=first or 0,
+            mutant=mutant,
+            all_lines=transcript,
+            jobs=jobs or 1,
+            variant=variant,
+            aim=aim or "",
+            progress=line.count("seeds"),
+        )
     raise typer.Exit(code)
+
+
+def _variant(level: int, options: dict[str, bool]) -> str:
+    """Return the name of the chosen variant, which is that of its option; the plain one is empty."""
+    chosen = [name for name, is_chosen in options.items() if is_chosen]
+    if chosen and level == 1:
+        fail(f"--{chosen[0]} requires --level 2.")
+    if len(chosen) > 1:
+        fail(f"--{chosen[0]} cannot be combined with --{chosen[1]}.")
+    return chosen[0] if chosen else ""
+
+
+def _check_aim(aim: str, level: int, variant: str) -> None:
+    from klamm.sim import command
+
+    names = command.aim_names(variant) if level == 2 else []
+    if not names:
+        fail("--aim requires --level 2, alone or with --transactions.")
+    if aim not in names:
+        fail(f"There is no aimed scenario {aim!r}. There are: {', '.join(names)}.")
 
 
 def _view(seed: int | None, brokers: int, level: int, mutant: str | None) -> None:
     """Run the seed with a recording and serve it."""
     from klamm.cli.dashboard import new_source, serve
     from klamm.sim.scripted import Plan, ScriptedRun
+    from klamm.sim.silence import silence_brokers
 
     if seed is None:
         fail("--view requires --seed.")
     if level == 2 or mutant is not None:
         fail("--view is for --level 1 without a mutant.")
+    silence_brokers()
     run = ScriptedRun(Plan(seed, brokers, chaos=True))
     run.run()
     records = tuple(line.encode() for line in run.recording.lines)
@@ -102,7 +137,7 @@ def _refuse_contradictions(
     if seed is not None:
         for option, value in (("--seeds", seeds), ("--first", first), ("--jobs", jobs)):
             if value is not None:
-                fail(f"--seed runs one seed and cannot be combined with {option}, or --seed.")
+                fail(f"--seed runs one seed and cannot be combined with {option}.")
     elif transcript:
         fail("--transcript requires --seed.")
     if level == 2 and jobs is not None:

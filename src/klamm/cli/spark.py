@@ -6,15 +6,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from klamm.cli.client import AsJson, parse_pairs
 from klamm.cli.output import fail, green, json_rows, note, red, say, table, yellow
-from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_session
+from klamm.cli.spark_session import Conf, Master, Ship, require_spark, shipped, spark_session, waiting
+
+if TYPE_CHECKING:
+    from klamm.spark.cluster.doctor import Finding
 
 app = typer.Typer(help="Spark with klamm's settings: check, shell, submit, cluster.", no_args_is_help=True)
 cluster = typer.Typer(help="A standalone Spark cluster on this machine.", no_args_is_help=True)
@@ -22,28 +25,41 @@ app.add_typer(cluster, name="cluster")
 
 Directory = Annotated[Path, typer.Option("--dir", "-d", help="Directory for logs and work files.")]
 DEFAULT_DIRECTORY: Final = Path("klamm-spark")
+_SETTINGS: Final = ("Setting", "Value", "Why")
 
 
 @app.command()
-def doctor(master: Master = "local[*]") -> None:
+def doctor(master: Master = "local[*]", as_json: AsJson = False) -> None:
     """Check whether Spark can run here, and show klamm's settings with reasons."""
     from klamm.spark.cluster import doctor as checks
 
-    colour: dict[str, Callable[[str], str]] = {"ok": green, "warning": yellow, "failed": red}
     found = list(checks.findings())
+    if as_json:
+        checked = [{"what": it.what, "state": it.state, "found": it.found, "advice": it.advice} for it in found]
+        say(json.dumps({"checks": checked, "settings": json_rows(_SETTINGS, _settings(master))}, indent=2))
+    else:
+        _show_findings(found)
+        say()
+        say(f"klamm.spark.session({master!r}) sets:")
+        table(_SETTINGS, _settings(master))
+    failed = sum(finding.state == "failed" for finding in found)
+    if failed:
+        fail(f"{failed} of {len(found)} checks failed.")
+
+
+def _settings(master: str) -> list[tuple[str, str, str | None]]:
+    from klamm.spark.cluster.session import WHY, settings
+
+    return [(name, value, WHY.get(name)) for name, value in settings(master).items()]
+
+
+def _show_findings(found: Sequence[Finding]) -> None:
+    colour: dict[str, Callable[[str], str]] = {"ok": green, "warning": yellow, "failed": red}
     width = max(len(finding.what) for finding in found)
     for finding in found:
         say(f"{colour[finding.state](f'{finding.state:7}')}  {finding.what:{width}}  {finding.found}")
         if finding.advice:
             say(f"{'':7}  {'':{width}}  {finding.advice}")
-    from klamm.spark.cluster.session import WHY, settings
-
-    say()
-    say(f"klamm.spark.session({master!r}) sets:")
-    table(("Setting", "Value", "Why"), [(name, value, WHY.get(name)) for name, value in settings(master).items()])
-    failed = sum(finding.state == "failed" for finding in found)
-    if failed:
-        fail(f"{failed} of {len(found)} checks failed.")
 
 
 @app.command()
@@ -93,6 +109,7 @@ def warmup(
     from klamm.spark.cluster.warmup import warmup as compile_kernels
 
     begun = time.monotonic()
+    waiting("Compiling the decoding kernels ...")
     compile_kernels()
     say(f"The kernels are compiled and cached ({time.monotonic() - begun:.1f} s).")
     if not classes:
@@ -108,8 +125,8 @@ def warmup(
 @cluster.command("up")
 def cluster_up(
     workers: Annotated[int, typer.Option("--workers", "-w", min=1, max=64, help="Number of workers.")] = 2,
-    cores: Annotated[int, typer.Option("--cores", min=1, help="Of each worker.")] = 1,
-    memory: Annotated[str, typer.Option("--memory", help="Of each worker.")] = "2g",
+    cores: Annotated[int, typer.Option("--cores", min=1, help="Cores of each worker.")] = 1,
+    memory: Annotated[str, typer.Option("--memory", help="Memory of each worker.")] = "2g",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port of the master; 0 picks a free port.")
     ] = 7077,

@@ -120,10 +120,10 @@ def _silence_accumulators() -> None:
     from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 
     for kind in (AccumulatorTCPServer, AccumulatorUnixServer):
-        kind.handle_error = _tell_unless_closed  # type: ignore[method-assign, assignment]
+        kind.handle_error = _report_unless_closed  # type: ignore[method-assign, assignment]
 
 
-def _tell_unless_closed(server: BaseServer, request: Any, client_address: Any) -> None:
+def _report_unless_closed(server: BaseServer, request: Any, client_address: Any) -> None:
     if not isinstance(sys.exc_info()[1], EOFError | ConnectionError):
         BaseServer.handle_error(server, request, client_address)
 

@@ -10,7 +10,7 @@ from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.cli.client import client_config, result
-from klamm.cli.spark_session import spark_session
+from klamm.cli.spark_session import spark_session, waiting
 from klamm.errors import KlammError
 
 if TYPE_CHECKING:
@@ -57,8 +57,10 @@ def _run(directory: Path) -> None:
         _produce(cluster.bootstrap_servers)
         with spark_session("local[2]", "klamm warmup", {}) as spark:
             gateway: Any = spark.sparkContext._gateway
+            waiting("Running the queries ...")
             _query(spark, cluster.bootstrap_servers, directory)
     # The JVM writes the archive when it ends. It ends when its standard input is closed.
+    waiting("The JVM writes the archive ...")
     gateway.shutdown()
     gateway.proc.stdin.close()
     with suppress(TimeoutExpired):

@@ -39,7 +39,7 @@ def sql(
     ] = None,
     format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.TABLE,
     max_rows: Annotated[
-        int | None, typer.Option("--max-rows", "-n", min=1, help=f"Print no more; a table ends after {TABLE_ROWS}.")
+        int | None, typer.Option("--max-rows", "-n", min=1, help=f"Maximum rows to print; {TABLE_ROWS} for a table.")
     ] = None,
     master: Master = "local[*]",
     conf: Conf = [],  # noqa: B006

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_pairs
+from klamm.cli.client import BOOTSTRAP_NAMES, DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_pairs
 from klamm.cli.command_config import current as command_config
+from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.schema import SAMPLE, Sample, infer_topic
 from klamm.cli.spark_session import AppendToExisting, Conf, Master, require_spark, spark_session, waiting
@@ -35,10 +36,19 @@ class Format(StrEnum):
 @app.command()
 def create(
     path: Place,
-    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic that becomes a table.")],
+    topic: Annotated[
+        str,
+        typer.Option(
+            "--topic",
+            "-t",
+            help="The topic that becomes a table.",
+            autocompletion=topic_names,
+        ),
+    ],
     format_: Annotated[Format, typer.Option("--format", "-f", help="Format of the values.")] = Format.JSON,
     schema: Annotated[
-        str | None, typer.Option("--schema", help="Columns of JSON as DDL; an Avro schema. Without any: inferred once.")
+        str | None,
+        typer.Option("--schema", help="DDL of the JSON columns, or an Avro schema; by default inferred once."),
     ] = None,
     schema_file: Annotated[
         Path | None, typer.Option("--schema-file", help="A file with the schema: DDL, StructType, .avsc, .desc.")
@@ -46,7 +56,9 @@ def create(
     message: Annotated[str | None, typer.Option("--message", help="The Protobuf message, such as shop.Order.")] = None,
     partition_by_date: Annotated[
         str | None,
-        typer.Option("--partition-by-date", help="The timestamp column whose day is a partition: _timestamp."),
+        typer.Option(
+            "--partition-by-date", help="Partition by the day of this timestamp column, for example _timestamp."
+        ),
     ] = None,
     bad_records: Annotated[
         str | None, typer.Option("--bad-records", help="Table of bad records; default: <PATH>_bad.")
@@ -79,10 +91,10 @@ def create(
     )
     existed = (path / "_delta_log").exists()
     added = create_table(path, definition)
-    _tell_columns(path, definition, added, existed)
+    _report_columns(path, definition, added, existed)
 
 
-def _tell_columns(path: Path, definition: TableDefinition, added: list[str], existed: bool) -> None:
+def _report_columns(path: Path, definition: TableDefinition, added: list[str], existed: bool) -> None:
     if existed:
         say(f"Table {path}: added {', '.join(added)}." if added else f"Table {path}: nothing has changed.")
         return
@@ -104,7 +116,11 @@ def sync(
     ] = None,
     bootstrap_server: Annotated[
         str | None,
-        typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT,...", help="In place of those of `create`."),
+        typer.Option(
+            *BOOTSTRAP_NAMES,
+            metavar="HOST:PORT,...",
+            help="Brokers to use instead of those that `create` stored.",
+        ),
     ] = None,
     append_to_existing: AppendToExisting = False,
     master: Master = "local[*]",
@@ -214,7 +230,7 @@ def _reason(error: Exception) -> str:
 def compact(
     path: Place,
     target_size: Annotated[
-        int | None, typer.Option("--target-mb", min=1, help="Merge files up to this size; else Delta's 100 MB.")
+        int | None, typer.Option("--target-mb", min=1, help="Merge files up to this size; by default Delta's 100 MB.")
     ] = None,
 ) -> None:
     """Merge the small files of a table. Readers are not affected; the old files stay until vacuum."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from klamm.cli.activity import ActivityReader, BrokerActivity
+from klamm.cli.broker_resources import BrokerResources
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, unreachable
 from klamm.cli.output import fail, say, table
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = (
     *("BROKER", "ROLE", "IN/S", "OUT/S", "RECORDS/S", "REQUESTS/S", "LEADERS", "UNDER-REPLICATED"),
-    *("QUEUE", "EVENTS", "CONNECTIONS", "BEHIND", "UNACKNOWLEDGED"),
+    *("QUEUE", "EVENTS", "CONNECTIONS", "BEHIND", "UNACKNOWLEDGED", "CPU", "MEMORY", "DISK"),
 )
 _CLEAR: Final = "\x1b[H\x1b[J"
 
@@ -32,7 +33,7 @@ def top(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per reading.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show the control plane and the throughput of each broker, again and again.
+    """Show the control plane and the throughput of each broker, continuously.
 
     \b
     IN/S, OUT/S     bytes of clients per second
@@ -40,6 +41,8 @@ def top(
     EVENTS          events that wait in the controller's queue
     BEHIND          partitions whose state differs from the controller's
     UNACKNOWLEDGED  requests of the controller without a response
+    CPU, MEMORY     of the broker's process; 100% is one busy core
+    DISK            used share of the fullest disk with log directories
 
     Rates need two readings, and the brokers' metrics (klamm.metrics.port). Output that is not a terminal is not
     cleared between readings.
@@ -82,9 +85,19 @@ def _show(activities: Sequence[BrokerActivity], status: ClusterStatus) -> None:
                 *(bytes_text(each.bytes_in), bytes_text(each.bytes_out), whole(each.messages_in), whole(each.requests)),
                 *(each.leaders, each.under_replicated, each.request_queue, each.event_queue, each.connections),
                 *((None, None) if broker is None else (broker.partitions_behind, broker.unacknowledged_requests)),
+                *(percent(each.cpu_ms, 1000), bytes_text(each.resources.memory_bytes), _disk(each.resources)),
             ]
         )
     table(_COLUMNS, rows)
+
+
+def percent(value: float | None, whole: float | None) -> str | None:
+    return None if value is None or not whole else f"{value / whole:.0%}"
+
+
+def _disk(of: BrokerResources) -> str | None:
+    used = None if of.disk_total is None or of.disk_usable is None else of.disk_total - of.disk_usable
+    return percent(used, of.disk_total)
 
 
 def whole(value: float | None) -> int | None:
@@ -92,7 +105,7 @@ def whole(value: float | None) -> int | None:
 
 
 def bytes_text(value: float | None) -> str | None:
-    """Format bytes per second with a unit: `12.5 MB`."""
+    """Format bytes with a unit: `12.5 MB`."""
     if value is None:
         return None
     for unit in ("B", "kB", "MB"):

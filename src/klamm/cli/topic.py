@@ -14,6 +14,7 @@ from klamm.cli.client import (
     BootstrapServer,
     admin_client,
     cluster_metadata,
+    no_such_topic,
     parse_pairs,
     results,
 )
@@ -97,7 +98,7 @@ def describe(
     known = cluster_metadata(admin, bootstrap_server).topics
     wanted = sorted(known) if not names else list(names)
     if missing := [name or "''" for name in wanted if name not in known]:
-        fail(f"There is no topic {', '.join(missing)}.")
+        fail(no_such_topic(*missing))
     configs = _overrides(admin, wanted) if wanted else {}
     adding = _adding(bootstrap_server) if under_replicated else None
     described = _descriptions(admin, wanted) if wanted else {}

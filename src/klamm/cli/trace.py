@@ -7,23 +7,24 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, unreachable
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, addresses_by_answer, parse_address, unreachable
 from klamm.cli.cluster import ask_metadata
 from klamm.cli.command_config import current as command_config
+from klamm.cli.completion import topic_names
 from klamm.cli.output import bold, dim, fail, note, red, say
-from klamm.cli.trace_switch import PREFIX, switched_on
+from klamm.cli.trace_switch import PREFIX, hold_signals, switched_on
+from klamm.client.patience import FIRST_CONTACT, TRACE_TOPIC
 from klamm.model import REQUEST_LOG_TOPIC
+from klamm.server.log_format import on_one_line
 
 if TYPE_CHECKING:
     from klamm.client.topic_reader import TopicReader
 
-_FIRST_CONTACT_S: Final = 2.0
-_RETRY_S: Final = 0.5
 _WIDTH: Final = 40
 _OFF: Final = (
     f"There is no topic {REQUEST_LOG_TOPIC}: nothing has been traced. Pass --on 1 to trace while this command runs, "
@@ -38,7 +39,15 @@ def trace(
     ] = None,
     api: Annotated[list[str], typer.Option("--api", help="Only this API, such as Produce. Repeat for more.")] = [],  # noqa: B006
     client_id: Annotated[list[str], typer.Option("--client-id", help="Only this client; a name may end with *.")] = [],  # noqa: B006
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Only this topic; a name may end with *.")] = [],  # noqa: B006
+    topic: Annotated[
+        list[str],
+        typer.Option(
+            "--topic",
+            "-t",
+            help="Only this topic; a name may end with *.",
+            autocompletion=topic_names,
+        ),
+    ] = [],  # noqa: B006
     slower_than: Annotated[
         float, typer.Option("--slower-than", min=0, metavar="MS", help="Only requests that took this long.")
     ] = 0.0,
@@ -57,19 +66,18 @@ def trace(
 
     Traces come from the topic `__klamm_request_log`. Without --on the command changes nothing: it shows the requests
     that the brokers trace by their keys `klamm.request.trace.*`. With --on it sets these keys, with the filters, for
-    each broker, and restores them when it ends. If it is killed, they stay set:
-    `klamm config describe --broker ID` shows them.
+    each broker, and restores them when it ends. A second command with --on is refused meanwhile. If the command is
+    killed, the keys stay set: `klamm config describe --broker ID` shows them.
     """
     from klamm.request_log.waterfall import TraceFilter
 
     wanted = TraceFilter(tuple(api), tuple(client_id), tuple(topic), slower_than, tuple(broker))
     addresses = [parse_address(server) for server in bootstrap_server.split(",")]
-    answers = (ask_metadata(address, _FIRST_CONTACT_S) for address in addresses)
+    answers = (ask_metadata(address, FIRST_CONTACT.request_s) for address in addresses)
     metadata = next((answer for answer in answers if answer is not None), None)
     if metadata is None:
         fail(unreachable(bootstrap_server))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ExitStack() as stack:
+    with _ended_by_signals(), ExitStack() as stack:
         reader = stack.enter_context(_open_reader(bootstrap_server))
         first = None if exit_at_end and not last else last
         is_open = reader.open(last=first)
@@ -77,18 +85,39 @@ def trace(
             if exit_at_end:
                 fail(_OFF)
             note(_OFF)
-        try:
-            if on is not None:
-                stack.enter_context(switched_on(list(metadata.brokers), on, wanted))
-            shown = 0
-            for record in _records(reader, is_open=is_open, to_end=exit_at_end):
-                if wanted.admits(record):
-                    say(json.dumps(record)) if json_ else show(record)
-                    shown += 1
-                if count is not None and shown >= count:
-                    return
-        except KeyboardInterrupt:
-            return
+        if on is not None:
+            stack.enter_context(switched_on(list(metadata.brokers), on, wanted))
+        shown = 0
+        for record in _records(reader, is_open=is_open, to_end=exit_at_end):
+            if wanted.admits(record):
+                say(json.dumps(record)) if json_ else show(record)
+                shown += 1
+            if count is not None and shown >= count:
+                return
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends the command like SIGINT. Only the first signal does: the brokers' settings are restored then.
+
+    A SIGTERM that arrives at the end is ignored: Python would exit by SIGINT.
+    """
+
+    class Ended(BaseException):
+        """Not KeyboardInterrupt: if that leaves `exec` or `eval` of a text, Python exits by SIGINT even if caught."""
+
+    def end(*_: object) -> None:
+        hold_signals()
+        raise Ended
+
+    before = signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+    try:
+        with suppress(Ended):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -97,7 +126,7 @@ def _open_reader(servers: str) -> Iterator[TopicReader]:
     from klamm.client.connection_pool import ClientConfig
     from klamm.client.topic_reader import TopicReader
 
-    addresses = tuple(parse_address(server) for server in servers.split(","))
+    addresses = tuple(addresses_by_answer(servers))
     with ClusterClient(ClientConfig(addresses, client_id="klamm-trace", security=command_config.security)) as client:
         yield TopicReader(client, REQUEST_LOG_TOPIC)
 
@@ -110,7 +139,7 @@ def _records(reader: TopicReader, *, is_open: bool, to_end: bool) -> Iterator[Ma
             yield from map(json.loads, reader.to_end())
             return
         while not is_open:
-            time.sleep(_RETRY_S)
+            time.sleep(TRACE_TOPIC.pause_s())
             is_open = reader.open()
         while True:
             yield from map(json.loads, reader.read())
@@ -128,7 +157,7 @@ def show(record: Mapping[str, Any]) -> None:
     for bar in bars(record):
         name = "  " * bar.depth + bar.name
         graph = drawn(bar, total_ms, _WIDTH, block)
-        text = f"  {dim(bar.text)}" if bar.text else ""
+        text = f"  {dim(on_one_line(bar.text))}" if bar.text else ""
         say(f"  {name:<22} {bar.duration_ms:9.3f} ms  {graph.ljust(_WIDTH) if text else graph}{text}")
 
 
@@ -138,7 +167,7 @@ def _head(record: Mapping[str, Any]) -> Iterator[str]:
     error = "" if record["error"] == "NONE" else f"  {red(record['error'])}"
     if record["outcome"] != "answered":
         error += f"  {red(record['outcome'])}"
-    names = ", ".join(_name(named) for named in record["partitions"][:3])
+    names = on_one_line(", ".join(_name(named) for named in record["partitions"][:3]))
     more = record["partition_count"] - 3
     names += f" and {more} more" if more > 0 else ""
     title = bold(f"{record['api']} v{record['api_version']}")
@@ -148,7 +177,7 @@ def _head(record: Mapping[str, Any]) -> Iterator[str]:
     where = (
         f"broker {record['broker_id']}, {record['listener']}, {record['plane']} plane, processor {record['processor']}"
     )
-    yield dim(f"  {who}; {where}; {queues}")
+    yield dim(on_one_line(f"  {who}; {where}; {queues}"))
 
 
 def _name(named: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from klamm.cli.broker_metrics import read_page
@@ -13,6 +14,7 @@ from klamm.cli.cluster_control import Address
 from klamm.client.client_errors import ClientError
 from klamm.client.cluster_client import ClusterClient
 from klamm.client.connection_pool import ClientConfig
+from klamm.client.patience import VIEWER_QUESTION
 from klamm.client.topic_reader import TopicReader
 from klamm.model import REQUEST_LOG_TOPIC
 
@@ -22,11 +24,13 @@ MAX_SHOWN: Final = 200
 
 
 class TraceReader:
-    """Keeps the traces that it has read from the topic. For one thread."""
+    """Keeps the traces that it has read from the topic, and one client. For one thread."""
 
     def __init__(self, bootstrap: Iterable[Address], config: ClientConfig, timeout_s: float) -> None:
         self._bootstrap = list(bootstrap)
-        self._config = config
+        # A short patience: the page asks again in a few seconds.
+        self._config = replace(config, patience=VIEWER_QUESTION)
+        self._client: ClusterClient | None = None
         self._timeout_s = timeout_s
         self._from_topic: deque[dict[str, Any]] = deque(maxlen=MAX_TRACES)
         self._reader: TopicReader | None = None
@@ -53,8 +57,9 @@ class TraceReader:
     def _read_topic(self) -> str | None:
         """Read the records that are new; return why there are none."""
         try:
+            self._client = self._client or ClusterClient(self._config)
             if self._reader is None:
-                reader = TopicReader(ClusterClient(self._config), REQUEST_LOG_TOPIC)
+                reader = TopicReader(self._client, REQUEST_LOG_TOPIC)
                 if not reader.open(last=MAX_TRACES):
                     return f"Some brokers do not serve traces, and there is no topic {REQUEST_LOG_TOPIC}."
                 self._reader = reader

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
+from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table
+from klamm.cli.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from klamm.client.cluster_transactions import Description, OpenTransaction, Transactions
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Inspect transactions, and abort those that hang.", no_args_is_help=True)
 
 _MINUTE_MS: Final = 60_000
+_OUTCOMES: Final = {"Ongoing": "aborted", "PrepareAbort": "aborted", "PrepareCommit": "already committed"}
+"""The outcome of a transaction in these states after its producer is fenced."""
 Json = Annotated[bool, typer.Option("--json", help="Print all details as JSON.")]
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait while coordinators or leaders move.")]
-Topic = Annotated[str | None, typer.Option("--topic", "-t", help="The topic.")]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="The topic.", autocompletion=topic_names)]
 Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="The partition of --topic.")]
 
 
@@ -106,10 +110,12 @@ def find_hanging(
     if partition is not None and topic is None:
         fail("--partition requires --topic.")
     transactions = _transactions(bootstrap_server, timeout)
-    is_open = transactions.open_transactions(topic, partition, broker_id)
-    now_ms = time.time() * 1000
     limit_ms = max_transaction_timeout * _MINUTE_MS
-    found = transactions.find_hanging([each for each in is_open if now_ms - each.last_timestamp_ms > limit_ms])
+    with ProgressLine(enabled=not as_json) as line:
+        is_open = transactions.open_transactions(topic, partition, broker_id, line.count("partitions"))
+        now_ms = time.time() * 1000
+        suspects = [each for each in is_open if now_ms - each.last_timestamp_ms > limit_ms]
+        found = transactions.find_hanging(suspects, line.count("transactional ids"))
     if as_json:
         say(json.dumps([_as_json(each) for each in found], indent=1))
         return
@@ -158,13 +164,14 @@ def abort(
     """
     in_log = (topic, partition, start_offset)
     is_in_log = all(value is not None for value in in_log)
-    if (transactional_id is None) == (not is_in_log) or (transactional_id is not None and any(in_log)):
+    is_mixed = transactional_id is not None and any(value is not None for value in in_log)
+    if (transactional_id is None) == (not is_in_log) or is_mixed:
         fail("Pass a TRANSACTIONAL-ID, or --topic, --partition and --start-offset.")
     transactions = _transactions(bootstrap_server, timeout)
     if transactional_id is not None:
         description = _described(transactions, transactional_id)
         epoch = transactions.fence(description)
-        was = "aborted" if description.start_time_ms is not None else "not open"
+        was = _OUTCOMES.get(description.state, "not open")
         say(f"The transaction of {transactional_id} was {was}; producers with an epoch below {epoch} are fenced.")
         return
     assert topic is not None and partition is not None
@@ -190,8 +197,10 @@ def _abort_in_log(
 def _transactions(servers: str, timeout_s: float) -> Transactions:
     from klamm.cli.broker_requests import cli_client_config
     from klamm.client.cluster_transactions import Transactions
+    from klamm.client.patience import TRANSACTION_QUESTION
 
-    return Transactions(cli_client_config(servers), timeout_s)
+    patience = replace(TRANSACTION_QUESTION, deadline_ms=int(timeout_s * 1000))
+    return Transactions(cli_client_config(servers), patience)
 
 
 def _described(transactions: Transactions, transactional_id: str) -> Description:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import parse_pairs
-from klamm.cli.command_config import current as command_config
-from klamm.cli.dashboard import MISSING, AllowChanges, is_installed
+from klamm.cli.dashboard import AllowChanges, is_installed
 from klamm.cli.output import Failure, bold, fail, note, say, yellow
+from klamm.cli.up_refusals import (
+    ZOOKEEPER_WAIT_S,
+    must_answer,
+    refuse_drill_without,
+    refuse_less_security,
+    refuse_own_keys,
+    refuse_secrets,
+)
 from klamm.errors import KlammError
 from klamm.model import parse_host_port
 
@@ -43,15 +50,6 @@ UP_DEFAULTS: Final[dict[str, object]] = {
 }
 CONTROL_PLANE: Final[dict[str, object]] = {"control.plane.listener.name": "CONTROLLER"}
 
-_OWN_KEYS: Final = {
-    "broker.id": ": brokers count from 1",
-    "listeners": "; use --port",
-    "log.dir": "; use --data-dir",
-    "log.dirs": "; use --data-dir",
-    "zookeeper.connect": "; use --zookeeper",
-}
-_ZOOKEEPER_PORT: Final = 2181
-_ZOOKEEPER_WAIT_S: Final = 5.0
 _SLOW_STOP_S: Final = 2.0
 _POLL_S: Final = 0.5
 _SURE_POLLS: Final = 3
@@ -123,7 +121,7 @@ def up(
     that were started by hand.
 
     With --tls, --sasl or --acls, the certificates and passwords are in DATA_DIR/security, and client.properties in
-    DATA_DIR is the --command-config of a super user. `klamm user` adds users, and `klamm acl` allows them something.
+    DATA_DIR is the --command-config of a super user. `klamm user` adds users, and `klamm acl` grants them access.
     """
     from klamm.config import KafkaConfig
     from klamm.local.local_cluster import LocalCluster
@@ -131,13 +129,14 @@ def up(
     if port and port + brokers - 1 > _LAST_PORT:
         fail(f"The ports of {brokers} brokers from {port} on end after {_LAST_PORT}. Choose a lower --port.")
     settings = parse_pairs(config, "--config")
-    _refuse_own_keys(settings)
+    refuse_own_keys(settings)
     refuse_secrets(settings, "--config")
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
     if zookeeper is not None:
-        _must_answer(zookeeper)
+        must_answer(zookeeper)
     if drill:
-        _refuse_drill_without(zookeeper, dashboard_port)
+        refuse_drill_without(zookeeper, dashboard_port)
+    refuse_less_security(data_dir, tls=tls, sasl=sasl, acls=acls, drill=drill)
     signals = _Signals()
     with DirectoryLock(data_dir):
         _warn_of_absent_brokers(data_dir, brokers)
@@ -164,42 +163,6 @@ def up(
     note("Stopped; the data stays in " + str(data_dir) + ".")
 
 
-def refuse_secrets(settings: Iterable[str], option: str) -> None:
-    """Fail for passwords on the command line: others can read the arguments of a process."""
-    from klamm.config.kafka_config import broker_key
-
-    for name in settings:
-        if (key := broker_key(name)) is not None and key.is_sensitive:
-            fail(f"{option} {name}: others can read the arguments of a process. Put it into a file of mode 0600.")
-
-
-def _refuse_own_keys(settings: Mapping[str, str]) -> None:
-    for key, instead in _OWN_KEYS.items():
-        if key in settings:
-            fail(f"{key} is set by klamm up{instead}.")
-
-
-def _refuse_drill_without(zookeeper: str | None, dashboard_port: int) -> None:
-    if zookeeper is not None:
-        fail("--drill needs the embedded ZooKeeper: leave out --zookeeper.")
-    if dashboard_port < 0 or not is_installed():
-        fail(f"--drill needs the viewer. {MISSING if dashboard_port >= 0 else 'Leave out --dashboard-port -1.'}")
-
-
-def _must_answer(zookeeper: str) -> None:
-    """Fail unless one server of the ensemble accepts a connection."""
-    import socket
-
-    for server in zookeeper.partition("/")[0].split(","):
-        try:
-            address = parse_host_port(server, _ZOOKEEPER_PORT)
-        except ValueError:
-            fail(f"--zookeeper cannot be {zookeeper!r}: expected HOST:PORT,HOST:PORT/CHROOT.")
-        with suppress(OSError), socket.create_connection(address, _ZOOKEEPER_WAIT_S):
-            return
-    fail(f"ZooKeeper does not answer at {zookeeper}.")
-
-
 def _announce(cluster: LocalCluster, seconds: float) -> None:
     count = len(cluster.broker_ids)
     note(f"{count} broker{'' if count == 1 else 's'} up in {seconds:.1f} s; data in {cluster.data_dir}; Ctrl-C stops.")
@@ -220,7 +183,7 @@ def _dashboard(cluster: LocalCluster, port: int, *, allows_changes: bool) -> Ite
         yield
         return
     properties = cluster.write_client_properties()
-    if properties is not None and not cluster.has_drill:
+    if properties is not None:
         # The viewer has no login. It must not lend a super user's rights to everyone on this machine unasked.
         servers = f"--bootstrap-server {cluster.bootstrap_servers}"
         say(f"{bold('dashboard')} klamm dashboard {servers} --command-config {properties}")
@@ -231,9 +194,8 @@ def _dashboard(cluster: LocalCluster, port: int, *, allows_changes: bool) -> Ite
         from klamm.dashboard.fault_drill import FaultDrill
 
         drill = FaultDrill(cluster)
-        command_config.use(properties)
     source = live_source(cluster.bootstrap_servers, allows_changes=allows_changes, drill=drill)
-    with open_server(source, port=port) as server:
+    with open_server(source, port=port, option="--dashboard-port") as server:
         say(f"{bold('dashboard')} {server.address}")
         try:
             yield
@@ -267,14 +229,14 @@ def _watch(cluster: LocalCluster, signals: _Signals, *, has_own_zookeeper: bool)
 def _go_on_for_others(cluster: LocalCluster, signals: _Signals, sentence: str) -> bool:
     """Keep ZooKeeper running while it has clients that are not brokers of ours; return whether a signal ended it."""
     seen = deque([True], _SURE_POLLS)
-    has_told = False
+    has_warned = False
     while any(seen):
         if signals.wait(_POLL_S):
             return True
         _refuse_lost_zookeeper(cluster)
         seen.append(zookeeper_clients(cluster.zookeeper_connect) > 0)
-        if not has_told and len(seen) == _SURE_POLLS and all(seen):
-            has_told = True
+        if not has_warned and len(seen) == _SURE_POLLS and all(seen):
+            has_warned = True
             _warn(
                 f"{sentence} No broker of this cluster is running, but ZooKeeper has other clients and keeps running "
                 "for them. Ctrl-C stops it."
@@ -292,7 +254,7 @@ def zookeeper_clients(address: str) -> int:
     import socket
 
     try:
-        with socket.create_connection(parse_host_port(address), _ZOOKEEPER_WAIT_S) as connection:
+        with socket.create_connection(parse_host_port(address), ZOOKEEPER_WAIT_S) as connection:
             connection.sendall(b"stat")
             with connection.makefile("rb") as answer:
                 return sum(int(number, 16) != 0 for number in _SESSION.findall(answer.read()))

@@ -24,7 +24,6 @@ _NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 _DEFAULT: Final = "SCRAM-SHA-512"
 _ZOOKEEPER_S: Final = 10.0
-_SALT_BYTES: Final = 24
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user, without User:.")]
 Mechanism = Annotated[
@@ -143,11 +142,11 @@ def _password(path: Path | None, name: str) -> str:
 
 def _upsert(servers: str, name: str, password: str, mechanisms: list[str], iterations: int) -> None:
     from klamm.protocol.messages.alter_user_scram_credentials import ScramCredentialUpsertion
-    from klamm.security.sasl.scram_credential import salted_password
+    from klamm.security.sasl.scram_credential import SALT_BYTES, salted_password
 
     upsertions = []
     for each in mechanisms:
-        salt = os.urandom(_SALT_BYTES)
+        salt = os.urandom(SALT_BYTES)
         salted = salted_password(each, password, salt, iterations)
         upsertions.append(
             ScramCredentialUpsertion(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ from klamm.security.sasl.mechanisms import KLAMM_PEER
 from klamm.security.tls.contexts import client_context
 from klamm.security.tls.handshake_errors import hide_handshake_errors
 
+_log = logging.getLogger(__name__)
 JOIN_BYTES: Final = 64 * 1024
 WHOLE_BYTES: Final = 32 * 1024
 """Larger responses are decoded in slices."""
@@ -58,7 +60,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._exchange: Exchange[_Waiting] = Exchange(client_id, first_correlation_id)
         self._error: ConnectionError | None = None
         self._versions: BrokerVersions | None = None
-        self._held: list[tuple[_Waiting | None, int, int, list[BytesLike]]] | None = None
+        self._held: list[tuple[_Waiting, list[BytesLike]]] | None = None
         """Requests that wait while the connection authenticates again; None otherwise."""
         self._session: asyncio.TimerHandle | asyncio.Task[None] | None = None
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -143,8 +145,18 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     @property
     def next_correlation_id(self) -> int:
-        """The correlation id of the next request."""
+        """The correlation id of the next request, unless the connection authenticates again (see `ready`)."""
         return self._exchange.next_correlation_id
+
+    async def ready(self) -> None:
+        """Wait while the connection authenticates again: until then, `send` would hold requests back.
+
+        Raises ConnectionError if the connection has ended.
+        """
+        while self._held is not None and isinstance(self._session, asyncio.Task):
+            await asyncio.wait([self._session])
+        if self._error is not None:
+            raise ConnectionError(*self._error.args)
 
     def send(self, request: Message, version: int, *, timeout_ms: int | None = None) -> asyncio.Future[Any]:
         """Send a request and return a future of its response. More requests may be sent before it is awaited."""
@@ -162,20 +174,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._held is None:
             self._begin(waiting, body)
         else:
-            self._held.append((waiting, api_key, version, body))
+            self._held.append((waiting, body))
         seconds = (self._request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         waiting.timer = self._loop.call_later(seconds, self._on_timeout, waiting)
         return future
-
-    def send_without_response(self, request: Message, version: int) -> None:
-        """Send a request that the broker never answers: Produce with acks=0."""
-        if self._error is not None:
-            raise ConnectionError(*self._error.args)
-        body = encode(request, version)
-        if self._held is not None:
-            self._held.append((None, request.KEY, version, body))
-            return
-        self._begin_unanswered(request.KEY, version, body)
 
     async def api_versions(self) -> BrokerVersions:
         """Return the versions that the broker serves. Requested once per connection."""
@@ -270,23 +272,20 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except (SaslFailure, OSError) as error:
             self._fail(ConnectionError(f"the broker refused to authenticate this client again: {error}"))
             return
+        except Exception as error:
+            # A bug, here or in a token provider. Whoever waits for `ready` must not wait forever.
+            _log.exception("authenticating a connection again failed")
+            self._fail(ConnectionError(f"this client cannot authenticate again: {type(error).__name__}"))
+            return
         held, self._held = self._held or [], None
-        for waiting, api_key, version, body in held:
-            if waiting is None:
-                self._begin_unanswered(api_key, version, body)
-            else:
-                self._begin(waiting, body)
+        for waiting, body in held:
+            self._begin(waiting, body)
 
     # --- inside ---
 
     def _begin(self, waiting: _Waiting, body: list[BytesLike]) -> None:
         head, size = self._exchange.begin(waiting, body)
         waiting.sent_s = self._totals.monotonic()
-        self._write(head, body, size)
-
-    def _begin_unanswered(self, api_key: int, version: int, body: list[BytesLike]) -> None:
-        head, size = self._exchange.begin_unanswered(api_key, version, body)
-        self._totals.unanswered += 1
         self._write(head, body, size)
 
     def _write(self, head: bytes, body: list[BytesLike], size: int) -> None:
@@ -344,9 +343,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         while pending:
             pending.popleft().fail(error)
         held, self._held = self._held, None
-        for waiting, *_ in held or ():
-            if waiting is not None:
-                waiting.fail(error)
+        for waiting, _ in held or ():
+            waiting.fail(error)
 
 
 def _connection_error(error: OSError | SaslFailure, host: str, port: int, timeout_ms: int) -> OSError:

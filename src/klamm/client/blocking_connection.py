@@ -28,6 +28,7 @@ Address = tuple[str, int]
 _SIZE = Struct(">i")
 _FIRST_BYTES: Final = 16 * 1024 * 1024
 """Maximum memory reserved because the peer announced a size; more is reserved only after these bytes arrived."""
+BROKER_CLOSED: Final = "the broker closed the connection"
 _REAUTHENTICATE_AT: Final = 0.85
 """The share of a session's lifetime after which the client authenticates again, as in Kafka."""
 
@@ -216,7 +217,7 @@ class BlockingConnection:
         while room:
             count = self._socket.recv_into(room)
             if count == 0:
-                raise ConnectionResetError("the broker closed the connection")
+                raise ConnectionResetError(BROKER_CLOSED)
             room = room[count:]
 
 

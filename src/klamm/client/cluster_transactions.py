@@ -19,8 +19,10 @@ from klamm.client.client_errors import (
 )
 from klamm.client.cluster_metadata import metadata_request
 from klamm.client.connection_pool import ClientConfig
+from klamm.client.patience import TRANSACTION_QUESTION, Deadline, Patience
+from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
+from klamm.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from klamm.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -46,11 +48,15 @@ _TRANSACTION: Final = 1
 """The key type of a transactional id in FindCoordinator."""
 _MARKERS: Final = 1
 """WriteTxnMarkers v1: an operator does not know the transaction's version, which v2 carries."""
+OPEN_STATES: Final = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+"""States in which a transaction has not ended. In the others the start time is that of the last one."""
 _PARTITIONS_PER_REQUEST: Final = 500
-_PAUSE_S: Final = 0.1
 _METADATA: Final = 9
-REQUEST_S: Final = 10.0
-"""The longest wait for one connection and for one response."""
+OnStep = Callable[[int, int], None]
+
+
+def _ignore(done: int, total: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,11 @@ class OpenTransaction:
     start_offset: int
     last_timestamp_ms: int
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The producer and the first offset: another transaction in the partition differs in one of them."""
+        return self.producer_id, self.start_offset
+
 
 def hanging(
     candidates: Iterable[OpenTransaction], ids: Mapping[int, str], known: Mapping[str, Description]
@@ -102,7 +113,7 @@ def hanging(
 
 
 class Transactions:
-    """The transactions of a cluster. A request is repeated for `timeout_s` while coordinators or leaders move.
+    """The transactions of a cluster. A request is repeated within `patience` while coordinators or leaders move.
 
     With `on_problem`, lists leave out brokers that do not answer and report them there; otherwise they raise.
     """
@@ -110,14 +121,12 @@ class Transactions:
     def __init__(
         self,
         config: ClientConfig,
-        timeout_s: float,
+        patience: Patience = TRANSACTION_QUESTION,
         *,
-        request_s: float = REQUEST_S,
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
         self._config = config
-        self._timeout_s = timeout_s
-        self._request_s = request_s
+        self._patience = patience
         self._on_problem = on_problem
         self._answered: Address | None = None
         """The broker that answered last: it is asked first, so that a silent one costs its time once."""
@@ -167,16 +176,23 @@ class Transactions:
                 state.producer_epoch,
                 state.transaction_state,
                 state.transaction_timeout_ms,
-                None if state.transaction_start_time_ms < 0 else state.transaction_start_time_ms,
+                state.transaction_start_time_ms if state.transaction_state in OPEN_STATES else None,
                 tuple(TopicPartition(topic.topic, index) for topic in state.topics for index in topic.partitions),
             )
 
         return self._until_served(attempt, f"Transactional id {transactional_id} cannot be described")
 
     def open_transactions(
-        self, topic: str | None = None, partition: int | None = None, broker_id: int | None = None
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        broker_id: int | None = None,
+        on_step: OnStep = _ignore,
     ) -> list[OpenTransaction]:
-        """Return what is open in the logs of these partitions, as their leaders report it, or one broker."""
+        """Return what is open in the logs of these partitions, as their leaders report it, or one broker.
+
+        `on_step` receives how many of the partitions are known.
+        """
         view = self._metadata(topic)
         addresses = {node.node_id: (node.host, node.port) for node in view.brokers}
         if broker_id is not None and broker_id not in addresses:
@@ -192,7 +208,10 @@ class Transactions:
         if partition is not None and not by_broker and broker_id is None:
             _fail(f"Topic {topic} has no partition {partition}.")
         found: list[OpenTransaction] = []
+        asked, total = 0, sum(map(len, by_broker.values()))
         for at, partitions in sorted(by_broker.items()):
+            on_step(asked, total)
+            asked += len(partitions)
             try:
                 found += self._producers_at(addresses.get(at), partitions)
             except ClientError as error:
@@ -236,14 +255,44 @@ class Transactions:
 
         return self._until_served(attempt, f"The producers of {len(partitions)} partitions cannot be described")
 
-    def find_hanging(self, candidates: Collection[OpenTransaction]) -> list[OpenTransaction]:
-        """Return the open transactions that no coordinator will end."""
-        if not candidates:
+    def find_hanging(self, candidates: Collection[OpenTransaction], on_step: OnStep = _ignore) -> list[OpenTransaction]:
+        """Return the open transactions that no coordinator will end. `on_step` receives how many ids are described.
+
+        A transaction that ends after its partition and before its coordinator was asked looks the same, and so does one
+        that is open only in a replica that lags. So the leaders are asked again.
+        """
+        if not candidates or not self._all_coordinated():
             return []
         listed = self.listings(producer_ids=sorted({each.producer_id for each in candidates}))
         ids = {listing.producer_id: listing.transactional_id for listing in listed}
-        descriptions = [self.describe(transactional_id) for transactional_id in sorted(set(ids.values()))]
-        return hanging(candidates, ids, {each.transactional_id: each for each in descriptions if each is not None})
+        descriptions = []
+        for number, transactional_id in enumerate(names := sorted(set(ids.values()))):
+            on_step(number, len(names))
+            descriptions.append(self.describe(transactional_id))
+        found = hanging(candidates, ids, {each.transactional_id: each for each in descriptions if each is not None})
+        still_open = {tp: self._open_now(tp) for tp in {each.partition: None for each in found}}
+        return [each for each in found if (at := still_open[each.partition]) is None or each.identity in at]
+
+    def _all_coordinated(self) -> bool:
+        """Whether every transactional id has a coordinator. Transactions of the others would look as if they hang."""
+        try:
+            (topic,) = self._metadata(TRANSACTION_STATE_TOPIC).topics
+        except UnknownTopicError:
+            return True
+        lost = [each.partition_index for each in topic.partitions if each.leader_id < 0]
+        if lost:
+            tp = TopicPartition(TRANSACTION_STATE_TOPIC, lost[0])
+            self._report(
+                ClientError(f"{tp} has no leader: nobody knows whether its coordinator will end a transaction.")
+            )
+        return not lost
+
+    def _open_now(self, tp: TopicPartition) -> set[tuple[int, int]] | None:
+        """Return what is open in the leader's log; None if it cannot be asked."""
+        try:
+            return {each.identity for each in self._producers(self._leader(tp), [tp])}
+        except (ClientError, RetriableError):
+            return None
 
     def write_abort_marker(self, transaction: OpenTransaction) -> None:
         """End a transaction in the log of one partition, without its coordinator."""
@@ -331,19 +380,20 @@ class Transactions:
 
     def _until_served(self, attempt: Callable[[], T], what: str) -> T:
         """Repeat the attempt while its errors are temporary."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline = Deadline(self._patience, SystemClock())
         while True:
             try:
                 return attempt()
             except (RetriableError, OSError) as error:
-                if time.monotonic() >= deadline_s:
-                    _fail(f"{what} within {self._timeout_s:g} s: {error}.")
-            time.sleep(_PAUSE_S)
+                if deadline.has_passed:
+                    _fail(f"{what} within {self._patience.deadline_s:g} s: {error}.")
+            time.sleep(self._patience.pause_s())
 
     def _ask(self, address: Address, request: Message, answer: type[R], limit: int | None = None) -> R:
         """Ask in the highest version, up to `limit`, that both sides have."""
         config = self._config
-        with connected(address, self._request_s, client_id=config.client_id, security=config.security) as connection:
+        request_s = self._patience.request_s
+        with connected(address, request_s, client_id=config.client_id, security=config.security) as connection:
             connection.negotiate(config.software_name)
             try:
                 version = connection.version(type(request), limit)

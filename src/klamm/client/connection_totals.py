@@ -27,7 +27,6 @@ class ConnectionTotals:
         "outgoing_bytes",
         "requests",
         "responses",
-        "unanswered",
     )
 
     def __init__(self, monotonic: Callable[[], float] = SystemClock.monotonic) -> None:
@@ -35,14 +34,12 @@ class ConnectionTotals:
         self.monotonic = monotonic
         self.created = self.closed = self.failed_connections = 0
         self.requests = self.responses = self.failed_requests = 0
-        self.unanswered = 0
-        """Requests that expect no response."""
         self.incoming_bytes = self.outgoing_bytes = 0
         self.latencies_ms: deque[float] = deque(maxlen=LATENCIES)
 
     @property
     def in_flight(self) -> int:
-        return self.requests - self.responses - self.failed_requests - self.unanswered
+        return self.requests - self.responses - self.failed_requests
 
     @property
     def average_latency_ms(self) -> float:

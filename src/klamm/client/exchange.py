@@ -55,10 +55,6 @@ class Exchange(Generic[P]):
         self.pending.append(pending)
         return self._head(pending.api_key, pending.version, correlation_id, body)
 
-    def begin_unanswered(self, api_key: int, version: int, body: list[BytesLike]) -> tuple[bytes, int]:
-        """Frame a request that no response follows: Produce with acks=0."""
-        return self._head(api_key, version, self.next_correlation_id, body)
-
     def match(self, frame: Received) -> tuple[P, type[Message], int, int]:
         """Remove the request that the frame answers; return it with the class, version and position of the response.
 

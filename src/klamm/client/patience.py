@@ -1,5 +1,8 @@
 """How long calls to a cluster may take: every deadline, retry and back-off of klamm's clients is decided here.
 
+The commands belong to these clients. Their `--timeout` options, and how often they look at something that changes, are
+their own.
+
 A `Patience` bounds one whole call, with all its attempts, connections and pauses: `deadline_ms` is the longest wait.
 Connections and requests inside the call get at most the time that is left.
 """
@@ -34,6 +37,15 @@ class Patience:
         if self.longest_backoff_ms is None:
             return self.backoff_ms / 1000
         return min(self.backoff_ms << min(attempt, 16), self.longest_backoff_ms) / 1000
+
+    @property
+    def deadline_s(self) -> float:
+        assert self.deadline_ms is not None, "the call has no deadline"
+        return self.deadline_ms / 1000
+
+    @property
+    def request_s(self) -> float:
+        return self.request_ms / 1000
 
 
 # One line per kind of call. The first number is the longest wait of the call in milliseconds.
@@ -71,11 +83,34 @@ LOCAL_CHANGE: Final = Patience(30_000, backoff_ms=20, request_ms=30_000)
 """A request of LocalCluster to its controller, which waits up to LOCAL_REQUEST for the change itself."""
 INTERNAL_TOPICS: Final = Patience(30_000, backoff_ms=20, request_ms=10_000)
 """LocalCluster waits for the creation of `__consumer_offsets` before it stops a broker."""
-CLI_REQUEST: Final = Patience(10_000, request_ms=10_000)
-"""One request of a CLI command to one broker."""
-
 VIEWER_QUESTION: Final = Patience(5_000, request_ms=2_000)
 """A question of the viewer: the page shows what is known, and asks again."""
+VIEWER_TRANSACTIONS: Final = Patience(0, request_ms=2_000)
+"""A question of the viewer about transactions: one attempt per broker."""
+RECORD_SEARCH: Final = Patience(3_000)
+"""A page of records; a search that takes longer shows what it has found."""
+SINGLE_RECORD: Final = Patience(5_000)
+"""A record that a person writes: one attempt, and the broker waits this long for its replicas."""
+TRANSACTION_QUESTION: Final = Patience(30_000, backoff_ms=100, request_ms=10_000)
+"""A command's request about a transaction, repeated while coordinators or leaders move; `--timeout` is the deadline."""
+COMMAND_REQUEST: Final = Patience(10_000, request_ms=10_000)
+"""A request of a command to one broker."""
+COMMAND_CHANGE: Final = Patience(60_000, request_ms=10_000)
+"""A call of the admin client in a command, with all its requests."""
+CONTROLLER_SEARCH: Final = Patience(30_000, backoff_ms=200, request_ms=60_000)
+"""A command's request to the controller. A dead one is replaced when its session ends, by default after 18 s."""
+FIRST_CONTACT: Final = Patience(2_000, request_ms=2_000)
+"""A command asks whether a broker answers at all, before calls that wait for one."""
+QUICK_ANSWER: Final = Patience(500, request_ms=500)
+"""A broker that is silent for this long is asked after the others: it may be paused, or its machine may be gone."""
+EXAMINATION: Final = Patience(3_000, request_ms=3_000)
+"""A command connects to an address that the client could not use, to find out why."""
+COMPLETION: Final = Patience(1_500, request_ms=1_500)
+"""Names of topics while the user types a command."""
+CONTROL_LOG_READ: Final = Patience(20_000)
+"""`klamm cluster why` reads the control log."""
+TRACE_TOPIC: Final = Patience(FOREVER, backoff_ms=500)
+"""`klamm trace` waits until the topic of the traces exists."""
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -105,6 +140,11 @@ def planning(call: Patience, retries: int, interval_ms: int) -> Patience:
     assert call.deadline_ms is not None
     deadline_ms = (1 + retries) * call.deadline_ms + retries * interval_ms
     return Patience(deadline_ms, call.backoff_ms, call.request_ms, call.first_contact_ms)
+
+
+def remaining(call: Patience, left_s: float) -> Patience:
+    """Return the patience of a call inside another one that ends in `left_s`."""
+    return Patience(max(0, int(left_s * 1000)), call.backoff_ms, call.request_ms)
 
 
 class Deadline:

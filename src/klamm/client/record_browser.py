@@ -5,15 +5,16 @@ Every page is bounded in records, bytes and time. A page names the offsets at wh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from klamm.client.client_errors import ClientError, OffsetOutOfRangeError, RetriableError
 from klamm.client.cluster_client import ClusterClient
+from klamm.client.patience import RECORD_SEARCH, Deadline
 from klamm.client.reset_rules import Bounds
 from klamm.client.topic_details import log_bounds, offsets_at, topic_view
+from klamm.clock import SystemClock
 from klamm.errors import ProtocolError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
@@ -23,7 +24,6 @@ FETCH_BYTES: Final = 512 * 1024
 PAGE_BYTES: Final = 4 * 1024 * 1024
 SEARCH_BYTES: Final = 32 * 1024 * 1024
 SEARCH_RECORDS: Final = 50_000
-SEARCH_S: Final = 3.0
 _GROWTH, _LARGEST_WINDOW = 8, 4096
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 """A batch that is larger when it is decompressed is left out."""
@@ -47,7 +47,7 @@ class PageQuery:
     partition: int | None = None
     limit: int = 50
     search: str = ""
-    """Only records whose key, value or headers contain this text, in any case."""
+    """Only records whose key, value or headers contain this text, ignoring case."""
     cursor: Mapping[int, int] | None = None
     """For NEXT the first offsets; for NEWEST the ends, to see older records."""
     skips: bool = False
@@ -129,7 +129,7 @@ class _Reading:
         self._needle = query.search.casefold()
         self._bytes_left = SEARCH_BYTES if query.search else PAGE_BYTES
         self._records_left = SEARCH_RECORDS
-        self._ends_at = time.monotonic() + SEARCH_S
+        self._deadline = Deadline(RECORD_SEARCH, SystemClock())
         self._scanned = 0
         self._is_complete = True
         self._failed: set[TopicPartition] = set()
@@ -203,7 +203,7 @@ class _Reading:
         return not self._needle or matches(found.record, self._needle)
 
     def _is_spent(self) -> bool:
-        return self._records_left <= 0 or self._bytes_left <= 0 or time.monotonic() > self._ends_at
+        return self._records_left <= 0 or self._bytes_left <= 0 or self._deadline.has_passed
 
     def _read(self, tp: TopicPartition, span: Bounds) -> Iterator[BrowsedRecord]:
         try:

@@ -7,6 +7,7 @@ from typing import Final
 
 from klamm.client.client_errors import ClientError, ProduceError, UnknownTopicError
 from klamm.client.cluster_client import ClusterClient
+from klamm.client.patience import SINGLE_RECORD
 from klamm.client.topic_details import topic_view
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -14,7 +15,6 @@ from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 
 _ALL_REPLICAS: Final = -1
-_TIMEOUT_MS: Final = 5_000
 _BY_NAME: Final = 12
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
@@ -62,7 +62,7 @@ def produce(client: ClusterClient, topic: str, partition: int | None, record: Re
     data = PartitionProduceData(index=partition, records=build_batch([record]))
     request = ProduceRequest(
         acks=_ALL_REPLICAS,
-        timeout_ms=_TIMEOUT_MS,
+        timeout_ms=int(SINGLE_RECORD.deadline_s * 1000),
         topic_data=[TopicProduceData(name=topic, partition_data=[data])],
     )
     try:

@@ -28,7 +28,7 @@ class TopicReader:
     def open(self, last: int | None = None) -> bool:
         """Find the partitions and their first offsets; returns False if the topic does not exist.
 
-        With `last`, begin so many records before the end of each partition.
+        With `last`, begin this many records before the end of each partition.
         """
         found = self._client.topics([self._topic]).get(self._topic)
         if not found:

@@ -151,7 +151,7 @@ def usable_quotas(whose: str, properties: Mapping[str, str]) -> dict[str, float]
             continue
         try:
             value = float(int(text)) if key in WHOLE_NUMBERS else float(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             value = math.nan
         if math.isfinite(value):
             found[key] = value

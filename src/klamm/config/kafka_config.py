@@ -116,8 +116,8 @@ class KafkaConfig(
     ) -> None:
         given = {name: _joined(name, value) for name, value in (properties or {}).items()}
         sources = sources or {}
-        for name in given:
-            _refuse_unknown(name, sources.get(name))
+        for name, value in given.items():
+            _refuse_unknown(name, value, sources.get(name))
         values = _parse(given, sources) | _parse(dynamic or {}, dict.fromkeys(dynamic or {}, "dynamic configuration"))
         state = self.__dict__
         state.update({BROKER_KEYS[name].attribute: value for name, value in values.items() if name in BROKER_KEYS})
@@ -214,11 +214,6 @@ class KafkaConfig(
     def log_roll_jitter_time_ms(self) -> int:
         return self.log_roll_jitter_ms if self.log_roll_jitter_ms is not None else self.log_roll_jitter_hours * _HOUR_MS
 
-    @property
-    def log_flush_time_ms(self) -> int:
-        interval = self.log_flush_interval_ms
-        return interval if interval is not None else self.log_flush_scheduler_interval_ms
-
     def _check_relations(self) -> None:
         """Check the rules that involve several keys."""
         self._check("listener.security.protocol.map", lambda: self.security_protocol_map)
@@ -275,8 +270,9 @@ class KafkaConfig(
             wanted = "klamm.zookeeper.sasl.jaas.config, klamm.zookeeper.digest or zookeeper.ssl.keystore.location"
             self._fail("zookeeper.set.acl", f"false, or {wanted}, because access rules need an identity")
         is_remote = not self.zookeeper_connect and not is_loopback(self.klamm_zookeeper_embedded_host)
-        if is_remote and not self.klamm_zookeeper_digest:
-            self._fail("klamm.zookeeper.embedded.host", "a loopback address, or klamm.zookeeper.digest to be set")
+        if is_remote and not (self.klamm_zookeeper_digest and self.zookeeper_set_acl):
+            wanted = "a loopback address, or klamm.zookeeper.digest to be set and zookeeper.set.acl to be true"
+            self._fail("klamm.zookeeper.embedded.host", wanted)
         if self.zookeeper_ssl_client_enable and not self.zookeeper_connect and not self.zookeeper_ssl_keystore_location:
             self._fail("zookeeper.ssl.client.enable", "zookeeper.ssl.keystore.location for the embedded server's TLS")
 
@@ -293,6 +289,7 @@ class KafkaConfig(
         raise ConfigError(f"{where}{name} cannot be {to_text(self[name])!r}: expected {wanted}.")
 
 
+_FORM_OF_KEYS: Final = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z0-9_-]+)+")
 BROKER_KEYS: Final[Mapping[str, AnyKey]] = MappingProxyType(collect_keys(*KafkaConfig.__bases__))
 
 
@@ -310,13 +307,16 @@ def _joined(name: str, value: object) -> object:
     return value
 
 
-def _refuse_unknown(name: str, source: str | None) -> None:
+def _refuse_unknown(name: str, value: object, source: str | None) -> None:
     if _PER_LISTENER.fullmatch(name) or broker_key(name) is not None:
         return
     where = f"{source}: " if source else ""
     if (what := unsupported(name)) is not None:
         raise ConfigError(f"{where}{name} is not available: klamm does not support {what} yet. Remove the key.")
     hint = did_you_mean(name, BROKER_KEYS)
+    if source not in (None, COMMAND_LINE) and not hint and (value == "" or not _FORM_OF_KEYS.fullmatch(name)):
+        # It may be a line of a private key, or a password.
+        raise ConfigError(f"{where}the line does not begin with a configuration key of Kafka's brokers.")
     raise ConfigError(f"{where}{name} is not a configuration key: expected one of Kafka's broker keys.{hint}")
 
 

@@ -205,8 +205,8 @@ class RequestKeys:
     )
     fetch_max_bytes = int32(
         "fetch.max.bytes",
-        57671680,
-        "Maximum size of a Fetch response in bytes.",
+        4194304,
+        "Maximum size of a Fetch response in bytes. Kafka's default is 57671680; large responses hold the loop.",
         check=at_least(1024),
     )
     max_request_partition_size_limit = int32(

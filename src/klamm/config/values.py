@@ -1,7 +1,7 @@
 """Configuration values: Kafka's nine types, conversion from and to text, and validation.
 
-`parse` follows Kafka's rules (text is trimmed, booleans in any case, lists split at commas) and raises ValueError with
-a phrase that fits after "expected". `to_text` is the inverse, for DescribeConfigs and ZooKeeper.
+`parse` follows Kafka's rules (text is trimmed, the case of booleans is ignored, lists are split at commas) and raises
+ValueError with a phrase that fits after "expected". `to_text` is the inverse, for DescribeConfigs and ZooKeeper.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _parse_double(text: str) -> float:
         value = float(text)
     except ValueError:
         raise ValueError(expected(ConfigType.DOUBLE)) from None
-    if value != value:
+    if value != value or "_" in text or not text.isascii():  # Python reads 1_000 and the digits of all languages
         raise ValueError(expected(ConfigType.DOUBLE))
     return value
 
@@ -144,9 +144,19 @@ def not_empty(value: object) -> str | None:
 def throttled_replicas(value: object) -> str | None:
     """Accept `*`, `none`, or pairs `partition:broker`."""
     assert isinstance(value, tuple)
-    if value in ((), ("*",), ("none",)) or all(re.fullmatch(r"[0-9]+:[0-9]+", item) for item in value):
+    if value in ((), ("*",), ("none",)) or all(throttled_replica(item) is not None for item in value):
         return None
     return "'*' or pairs of partition:broker, separated by commas"
+
+
+def throttled_replica(text: str) -> tuple[int, int] | None:
+    """Return the partition and the broker of a pair; None if it is not one.
+
+    Numbers beyond int32 exist in no cluster, and Python refuses to parse very long ones.
+    """
+    found = re.fullmatch(r"([0-9]{1,10}):([0-9]{1,10})", text)
+    pair = None if found is None else (int(found[1]), int(found[2]))
+    return pair if pair is not None and max(pair) < 1 << 31 else None
 
 
 def release(value: object) -> str | None:

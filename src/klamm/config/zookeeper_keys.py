@@ -79,7 +79,8 @@ class ZooKeeperKeys:
     klamm_zookeeper_embedded_host = string(
         "klamm.zookeeper.embedded.host",
         "127.0.0.1",
-        "The address of the embedded ZooKeeper server. Another one than loopback requires klamm.zookeeper.digest.",
+        "The address of the embedded ZooKeeper server. Another one than loopback requires klamm.zookeeper.digest and "
+        "zookeeper.set.acl; use zookeeper.ssl.client.enable too, because the digest is sent in clear text without it.",
     )
     klamm_zookeeper_embedded_port = int32(
         "klamm.zookeeper.embedded.port",

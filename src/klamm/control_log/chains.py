@@ -1,4 +1,4 @@
-"""The chain behind each change of a partition: cause, event, decision, znode, requests, brokers that applied it.
+"""The chain behind each change of a partition: session, event, decision, znode, requests, brokers that applied it.
 
 A function of records as the control log's topic has them: JSON objects. Records of several brokers need not be sorted.
 """
@@ -43,6 +43,7 @@ class _Index:
 
     events: dict[tuple[int, int], list[Record]] = field(default_factory=dict)
     writes: dict[tuple[int, int], list[Record]] = field(default_factory=dict)
+    registrations: dict[tuple[int, int], list[Record]] = field(default_factory=dict)
     sent: list[Record] = field(default_factory=list)
     answers: dict[tuple[int, int, int], Record] = field(default_factory=dict)
     applied: dict[tuple[int, int, int], Record] = field(default_factory=dict)
@@ -76,6 +77,8 @@ def _index(records: Iterable[Record], topic: str, partition: int) -> _Index:
             index.changes.append(record)
         elif kind in ("event_queued", "event_started", "event_done"):
             index.events.setdefault((broker, record["number"]), []).append(record)
+        elif kind == "registration_changed":
+            index.registrations.setdefault((broker, record["number"]), []).append(record)
         elif kind == "znodes_written":
             index.writes.setdefault((broker, record["number"]), []).append(record)
         elif kind == "request_sent":
@@ -90,10 +93,21 @@ def _index(records: Iterable[Record], topic: str, partition: int) -> _Index:
 def _chain(change: Record, index: _Index) -> Chain:
     key = change["broker_id"], change["number"]
     events = [it for it in index.events.get(key, ()) if it["event"] == change["event"]]
-    steps = [*_event_steps(change, events), *_write_steps(change, index.writes.get(key, ()))]
+    sessions = _session_steps(change, events, index.registrations.get(key, ()))
+    steps = [*sessions, *_event_steps(change, events), *_write_steps(change, index.writes.get(key, ()))]
     steps.append(ChainStep(change["at_ms"], "decision", change_text(change)))
     steps += _request_steps(change, index)
     return Chain(change, tuple(sorted(steps, key=lambda step: step.at_ms)))
+
+
+def _session_steps(change: Record, events: Sequence[Record], found: Sequence[Record]) -> Iterable[ChainStep]:
+    """The sessions whose end, or beginning, the event is about. ZooKeeper reported them when the event was queued."""
+    queued = [it["at_ms"] for it in events if it["kind"] == "event_queued" and it["at_ms"] <= change["at_ms"]]
+    for record in found:
+        if queued and queued[-1] <= record["at_ms"] <= change["at_ms"]:
+            how = "ended" if record["registration"] == "gone" else "established"
+            text = f"session of broker {record['about_broker']} {how}: it is {record['registration']}"
+            yield ChainStep(queued[-1], "session", text)
 
 
 def _event_steps(change: Record, events: Sequence[Record]) -> Iterable[ChainStep]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from klamm.control_log.buffer import Entry
 from klamm.control_log.records import ControlRecord, LeadershipChange
 from klamm.model import NO_LEADER, TopicPartition
+
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def to_json(entry: Entry, broker_id: int, loop_name: str) -> bytes:
@@ -22,17 +25,23 @@ def to_json(entry: Entry, broker_id: int, loop_name: str) -> bytes:
         "sequence": entry.sequence,
     }
     fields.update(_leadership(record) if isinstance(record, LeadershipChange) else _fields(record))
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return _ENCODE(fields).encode()
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _fields(record: ControlRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+    kind: Any = type(record)
+    for name in _names(kind):
+        value = getattr(record, name)
         if hasattr(value, "_asdict"):  # a request or a topic-partition: its parts become fields
-            fields.update({name: _plain(part) for name, part in value._asdict().items()})
+            fields.update({part: _plain(item) for part, item in value._asdict().items()})
         else:
-            fields[field.name] = _plain(value)
+            fields[name] = _plain(value)
     return fields
 
 

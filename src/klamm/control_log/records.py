@@ -216,6 +216,70 @@ class ZnodesWritten:
     KIND: ClassVar = "znodes_written"
 
 
+class ListedProposal(NamedTuple):
+    """The ISR that a leader proposed for a partition, at the epochs that it knows, and the controller's answer."""
+
+    topic: str
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[int, ...]
+    error: str
+
+
+@lazy_dataclass(frozen=True, slots=True)
+class ProposalAnswered:
+    """The controller's answer to an AlterPartition of the broker `target`, whose incarnation is `broker_epoch`.
+
+    `error` is that of the whole request. `event` and `number` identify the controller's event.
+    """
+
+    controller_epoch: int
+    event: str
+    number: int
+    target: int
+    broker_epoch: int
+    error: str
+    partition_count: int
+    failed_partition_count: int
+    partitions: tuple[ListedProposal, ...]
+    state: int
+    state_name: str
+    KIND: ClassVar = "proposal_answered"
+
+
+@lazy_dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """This broker has a new session with ZooKeeper, or learned that its session has expired.
+
+    `session` is established or expired. A killed broker records no end of its session; see `RegistrationChanged`.
+    """
+
+    controller_epoch: int
+    session: str
+    session_id: str
+    KIND: ClassVar = "session_changed"
+
+
+@lazy_dataclass(frozen=True, slots=True)
+class RegistrationChanged:
+    """The controller has found a broker registered, or gone. `registration` is registered or gone.
+
+    A registration is an ephemeral znode: it disappears with the session of its broker. A broker that came back before
+    the controller looked is gone with its old epoch and registered with the new one.
+    """
+
+    controller_epoch: int
+    event: str
+    number: int
+    about_broker: int
+    registration: str
+    broker_epoch: int
+    state: int
+    state_name: str
+    KIND: ClassVar = "registration_changed"
+
+
 @lazy_dataclass(frozen=True, slots=True)
 class MetadataApplied:
     """This broker's metadata cache has applied an UpdateMetadata; `update_count` counts them since its start."""
@@ -274,6 +338,9 @@ ControlRecord: TypeAlias = (
     | RequestSent
     | RequestAcknowledged
     | ZnodesWritten
+    | ProposalAnswered
+    | SessionChanged
+    | RegistrationChanged
     | MetadataApplied
     | RoleChanged
     | RequestFailed

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from klamm.controller import deletion, lost_tails, partition_state_machine, reassignment, replica_state_machine
 from klamm.controller.context import ControllerContext
 from klamm.controller.context.replica import PartitionReplica
-from klamm.controller.effects import AddChannel, CloseChannel, Note, Steps
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, StopReplicaUpdate
+from klamm.controller.effects import AddChannel, CloseChannel, Note, RegistrationsChanged, Steps
+from klamm.controller.request_batch import ControllerBrokerRequestBatch, StopReplicaUpdate, send_all_metadata
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.store import read_data
 from klamm.controller.topic_store import read_brokers
@@ -28,6 +28,10 @@ def on_broker_change(ctx: ControllerContext) -> Steps[None]:
     if not (new or dead or bounced):
         return
     yield Note(f"brokers: new {new}, dead {dead}, bounced {bounced}, live {sorted(now)}")
+    yield RegistrationsChanged(
+        gone=tuple((b, known[b].epoch) for b in (*bounced, *dead)),
+        registered=tuple((b, now[b].broker.epoch) for b in (*new, *bounced)),
+    )
     for broker in new:
         yield AddChannel(now[broker].broker)
     for broker in (*bounced, *dead):
@@ -65,9 +69,8 @@ def on_broker_startup(ctx: ControllerContext, ids: Sequence[int]) -> Steps[None]
     for broker in ids:
         ctx.brokers.regain_all_logs(broker)
     others = [b for b in ctx.brokers.ids() if b not in ids]
-    everything = list(ctx.states.leadership)
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=others).send()
-    yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=everything, update_metadata_to=ids).send()
+    yield from send_all_metadata(ctx, ids)
     yield from _delete_strays(ctx, ids)
     yield from lost_tails.leave_isrs(ctx, ids)
     replicas = ctx.topics.replicas_on(ids)
@@ -124,7 +127,7 @@ def on_replicas_come_back(ctx: ControllerContext, tps: Sequence[TopicPartition])
     yield from partition_state_machine.trigger_online(ctx)
 
 
-def tell_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -> Steps[None]:
+def send_live_brokers(ctx: ControllerContext, to: Iterable[int] | None = None) -> Steps[None]:
     """Send an UpdateMetadata without partitions: the live brokers and the controller."""
     yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=(), update_metadata_to=to).send()
 
@@ -143,4 +146,4 @@ def on_broker_modifications(ctx: ControllerContext, broker_id: int) -> Steps[Non
     if broker != known:
         ctx.brokers.add(broker)
         yield AddChannel(broker)
-        yield from tell_live_brokers(ctx)
+        yield from send_live_brokers(ctx)

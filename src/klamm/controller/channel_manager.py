@@ -178,11 +178,12 @@ class RequestSender:
         while True:
             try:
                 connection = await self._connected()
+                await connection.ready()
                 self._sent_s = self._clock.monotonic()
                 self._correlation_id = connection.next_correlation_id
                 self._journal.request_sent(self._attempt(item), self._failures + 1, queue_ms)
                 answer = await connection.send_encoded(api_key, version, body)
-            except (ConnectionError, TimeoutError, OSError) as error:
+            except OSError as error:
                 self._on_failure(request, error)
                 await asyncio.sleep(CONTROL_REQUEST.pause_s())
             else:
@@ -271,7 +272,7 @@ class ControllerChannelManager:
             forget_outgoing(self._metrics, _CHANNEL, broker_id)
 
     def remove_all(self) -> None:
-        for broker_id in {*self._senders, *self._queries}:
+        for broker_id in dict.fromkeys([*self._senders, *self._queries]):
             self.remove_broker(broker_id)
 
     def send_request(self, broker_id: int, request: ControlRequest) -> None:

@@ -117,7 +117,6 @@ class ControllerRunner:
 
         `control_log` is recorded to on the control loop only.
         """
-        self._control_log = control_log
         self.handle = ControllerHandle(loop)
         self._zk = zk
         self._clock = clock
@@ -129,6 +128,7 @@ class ControllerRunner:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._manager: ControllerEventManager | None = None
+        self._journal = ControllerJournal(control_log)
         self._channels: ControllerChannelManager | None = None
         self._finished: asyncio.Future[None] | None = None
         self.on_failure: Callable[[], None] = lambda: None
@@ -191,7 +191,7 @@ class ControllerRunner:
 
     def _open(self, config: ControllerConfig) -> tuple[ControllerEventManager, ControllerChannelManager]:
         self._loop = asyncio.get_running_loop()
-        journal = ControllerJournal(self._control_log)
+        journal = self._journal
         controller = KafkaController(config, self._clock, self._rng)
         self._channels = ControllerChannelManager(
             config,
@@ -213,6 +213,7 @@ class ControllerRunner:
         self._zk.add_listener(
             SessionListener(before_new_session=self._before_new_session, after_new_session=self._after_new_session)
         )
+        journal.session_changed("established", self._zk.session_id)
         return self._manager, self._channels
 
     def _on_watch(self, event: ControllerEvent) -> None:
@@ -244,10 +245,12 @@ class ControllerRunner:
 
     async def _before_new_session(self) -> None:
         """The session has expired: stop being the controller before anything else happens."""
+        self._journal.session_changed("expired", self._zk.previous_session_id)
         if self._manager is not None:
             await self._manager.clear_and_put(Expire()).await_processing()
 
     def _after_new_session(self) -> None:
+        self._journal.session_changed("established", self._zk.session_id)
         self._register(self._zk.session_id, 1)
 
     def _register(self, session_id: int, attempt: int) -> None:

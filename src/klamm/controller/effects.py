@@ -80,6 +80,11 @@ class AskSessionId:
 
 
 @lazy_dataclass(frozen=True, slots=True)
+class Pause:
+    """Let the control loop serve its senders and timers before the next step; no other event is processed meanwhile."""
+
+
+@lazy_dataclass(frozen=True, slots=True)
 class Reply:
     """Answer the caller of the event that is being processed. Only the first answer to an event counts."""
 
@@ -129,6 +134,14 @@ class LeadershipChanged:
 
 
 @lazy_dataclass(frozen=True, slots=True)
+class RegistrationsChanged:
+    """Record in the control log which brokers are gone and which are registered now, each as (id, epoch)."""
+
+    gone: tuple[tuple[int, int], ...]
+    registered: tuple[tuple[int, int], ...]
+
+
+@lazy_dataclass(frozen=True, slots=True)
 class Note:
     """A line of the state change log. A warning needs an operator and is not repeated within a minute."""
 
@@ -145,6 +158,7 @@ Effect: TypeAlias = (
     | CloseChannel
     | CloseAllChannels
     | AskSessionId
+    | Pause
     | Reply
     | Enqueue
     | Schedule
@@ -152,6 +166,7 @@ Effect: TypeAlias = (
     | BrokerRegistered
     | ActiveControllerChanged
     | LeadershipChanged
+    | RegistrationsChanged
     | Note
 )
 

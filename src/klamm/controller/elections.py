@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from klamm.controller import partition_state_machine, reassignment
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import Enqueue, Note, Reply, Schedule, Steps
+from klamm.controller.effects import Enqueue, Note, Pause, Reply, Schedule, Steps
 from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import (
     AutoPreferredReplicaLeaderElection,
@@ -15,6 +16,7 @@ from klamm.controller.events import (
     ReplicaLeaderElection,
 )
 from klamm.controller.replies import PartitionResult, PartitionResults
+from klamm.controller.request_batch import PARTITIONS_PER_STEP
 from klamm.controller.states import PartitionState
 from klamm.controller.store import delete_all, read, read_data
 from klamm.errors import ErrorCode
@@ -123,22 +125,25 @@ def on_auto_preferred_election(ctx: ControllerContext) -> Steps[None]:
     """Return preferred leadership to brokers that miss more than the allowed share of it."""
     yield Schedule(ctx.config.leader_imbalance_check_interval_seconds * 1000, AutoPreferredReplicaLeaderElection())
     if ctx.states.preferred_replica_imbalance_count:
-        for tps in _imbalanced(ctx):
+        for tps in (yield from _imbalanced(ctx)):
             yield from elect(ctx, tps, ElectionType.PREFERRED, ElectionTrigger.AUTO)
 
 
-def _imbalanced(ctx: ControllerContext) -> list[list[TopicPartition]]:
+def _imbalanced(ctx: ControllerContext) -> Steps[list[list[TopicPartition]]]:
     """For each broker over the threshold, the partitions that it can lead again now."""
-    by_preferred: dict[int, list[TopicPartition]] = {}
-    for tp in ctx.states.leadership:
+    preferred: Counter[int] = Counter()
+    led_elsewhere: dict[int, list[TopicPartition]] = {}
+    for number, (tp, state) in enumerate(ctx.states.leadership.items(), 1):
         replicas = ctx.topics.assignment(tp).replicas
         if replicas and not ctx.deletions.is_queued(tp.topic):
-            by_preferred.setdefault(replicas[0], []).append(tp)
+            preferred[replicas[0]] += 1
+            if state.leader_and_isr.leader != replicas[0]:
+                led_elsewhere.setdefault(replicas[0], []).append(tp)
+        if number % PARTITIONS_PER_STEP == 0:
+            yield Pause()
     groups = []
-    for broker in sorted(by_preferred):
-        tps = by_preferred[broker]
-        elsewhere = [tp for tp in tps if ctx.states.leadership[tp].leader_and_isr.leader != broker]
-        if len(elsewhere) / len(tps) <= ctx.config.leader_imbalance_per_broker_percentage / 100:
+    for broker, elsewhere in sorted(led_elsewhere.items()):
+        if len(elsewhere) / preferred[broker] <= ctx.config.leader_imbalance_per_broker_percentage / 100:
             continue
         ready = [
             tp

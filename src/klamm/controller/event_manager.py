@@ -30,7 +30,9 @@ from klamm.controller.effects import (
     LeadershipChanged,
     MultiResults,
     Note,
+    Pause,
     ReadResults,
+    RegistrationsChanged,
     Reply,
     Schedule,
     Send,
@@ -216,6 +218,7 @@ class ControllerEventManager:
         return self.put(event)
 
     def _refuse(self, queued: QueuedEvent, error: ErrorCode = ErrorCode.NOT_CONTROLLER) -> None:
+        self._journal.refused(queued.event, queued.number, error)
         queued.preempt(error)
         waited_ms = (self._clock.monotonic() - queued.enqueue_s) * 1000
         self._journal.event_done(queued.event, queued.number, waited_ms, "refused")
@@ -300,6 +303,8 @@ class ControllerEventManager:
                     value = await self._write(effect)
                 elif isinstance(effect, AskSessionId):
                     value = self._coordination.session_id
+                elif isinstance(effect, Pause):
+                    await asyncio.sleep(0)
                 else:
                     self._carry_out(effect, queued)
             except ZkError as caught:
@@ -320,6 +325,7 @@ class ControllerEventManager:
             case Send() | AskLogEnds() | AddChannel() | CloseChannel() | CloseAllChannels():
                 self._use_channels(effect)
             case Reply(value):
+                self._journal.replied(queued.event, queued.number, value)
                 queued.reply(value)
             case Enqueue(event):
                 self.put(event, cause=f"event {queued.number}")
@@ -334,9 +340,11 @@ class ControllerEventManager:
                 self._on_controller(controller_id, epoch)
             case LeadershipChanged(changes):
                 self._journal.leadership_changed(changes)
+            case RegistrationsChanged(gone, registered):
+                self._journal.registrations_changed(gone, registered)
             case Note(text, is_warning):
                 self._note(text, is_warning)
-            case ZkRead() | ZkMulti() | AskSessionId():
+            case ZkRead() | ZkMulti() | AskSessionId() | Pause():
                 raise AssertionError(f"{effect} is awaited elsewhere")
 
     def _use_channels(self, effect: Send | AskLogEnds | AddChannel | CloseChannel | CloseAllChannels) -> None:

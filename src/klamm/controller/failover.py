@@ -22,7 +22,7 @@ from klamm.controller import (
     store,
     topic_store,
 )
-from klamm.controller.broker_changes import tell_live_brokers
+from klamm.controller.broker_changes import send_live_brokers
 from klamm.controller.context import ControllerContext
 from klamm.controller.effects import (
     ActiveControllerChanged,
@@ -257,7 +257,7 @@ def on_controller_failover(ctx: ControllerContext) -> Steps[None]:
     returned = yield from _initialise_context(ctx)
     yield from _raise_low_epoch(ctx)
     yield from deletion.initialise(ctx)
-    yield from tell_live_brokers(ctx)
+    yield from send_live_brokers(ctx)
     yield from _start_state_machines(ctx, returned)
     yield from reassignment_requests.on_zk_reassignment(ctx)
     yield from reassignment.resume_all(ctx)

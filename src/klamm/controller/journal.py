@@ -21,16 +21,21 @@ from klamm.control_log.records import (
     LeadershipChange,
     ListedOperation,
     ListedPartition,
+    ListedProposal,
+    ProposalAnswered,
+    RegistrationChanged,
     RequestAcknowledged,
     RequestCoalesced,
     RequestQueued,
     RequestSent,
     RequestSummary,
+    SessionChanged,
     ZnodesWritten,
     first,
 )
 from klamm.controller.context import replica
-from klamm.controller.events import ControllerEvent
+from klamm.controller.events import AlterPartition, ControllerEvent
+from klamm.controller.replies import AlterPartitionResults, EventReply
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.controller.responses import ControlResponse
 from klamm.controller.states import ControllerState
@@ -120,6 +125,43 @@ class ControllerJournal:
         self._log.record(
             ZnodesWritten(self.epoch, event, number, len(ops), listed, name, path, duration_ms, state, state_name)
         )
+
+    def replied(self, event: ControllerEvent, number: int, value: EventReply) -> None:
+        """An event is answered: only the answers to leaders that propose an ISR are recorded."""
+        if not isinstance(event, AlterPartition) or not isinstance(value, AlterPartitionResults):
+            return
+        if not self._log.is_enabled or topics_of(event) == (CONTROL_LOG_TOPIC,):
+            return
+        results = value.partitions
+        failed = sum(result.error is not ErrorCode.NONE for result in results)
+        listed = []
+        for index, item in enumerate(event.partitions[:MAX_LISTED]):
+            name, error = (results[index].topic, results[index].error) if results else (item.topic, value.error)
+            at = item.leader_epoch, item.partition_epoch
+            listed.append(ListedProposal(name, item.partition, *at, item.new_isr, error.name))
+        counts = len(event.partitions), failed if results else len(event.partitions)
+        asked = event.broker_id, event.broker_epoch, value.error.name
+        name, state = type(event).__name__, _state(event)
+        self._log.record(ProposalAnswered(self.epoch, name, number, *asked, *counts, tuple(listed), *state))
+
+    def refused(self, event: ControllerEvent, number: int, error: ErrorCode) -> None:
+        """An event is answered with an error before it started."""
+        if isinstance(event, AlterPartition):
+            self.replied(event, number, event.refusal(error))
+
+    # --- sessions and registrations ----------------------------------------------------------------------------------
+
+    def session_changed(self, session: str, session_id: int) -> None:
+        """`session` is established or expired."""
+        self._log.record(SessionChanged(self.epoch, session, f"{session_id:#x}"))
+
+    def registrations_changed(self, gone: Iterable[tuple[int, int]], registered: Iterable[tuple[int, int]]) -> None:
+        """Brokers with their epochs; a broker that came back unseen is in both."""
+        event, number, state, name = self.decision
+        for change, brokers in (("gone", gone), ("registered", registered)):
+            for broker, epoch in brokers:
+                record = RegistrationChanged(self.epoch, event, number, broker, change, epoch, state, name)
+                self._log.record(record)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

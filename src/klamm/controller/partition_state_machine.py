@@ -189,12 +189,12 @@ def run_strategy(
     ctx: ControllerContext, tp: TopicPartition, state: LeaderAndIsr, strategy: ElectionStrategy, *, allow_unclean: bool
 ) -> Election | None:
     assignment = ctx.topics.assignment(tp)
-    online = ctx.online_replicas(tp)
+    online = ctx.brokers.online(assignment.replicas, tp)
     suspects = ctx.suspects.of(tp)
     if suspects and len(online) == 1 and state.isr == online and tp not in ctx.suspects.left:
         suspects = frozenset()  # the last in-sync replica: there is no other to compare it with
     able = [r for r in online if r not in suspects] if suspects else online
-    recovery = ctx.config.inter_broker_protocol.has_leader_recovery_state
+    recovery = allow_unclean and ctx.config.inter_broker_protocol.has_leader_recovery_state
     match strategy:
         case ElectionStrategy.OFFLINE:
             return elect_offline(

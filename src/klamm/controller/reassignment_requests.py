@@ -77,14 +77,15 @@ def plan(ctx: ControllerContext, tp: TopicPartition, target: Target) -> ReplicaA
     if target is None:
         planned = current.reassign_to(current.origin_replicas)
     else:
-        planned = current.reassign_to(target)
-        unknown = [r for r in planned.adding_replicas if r not in ctx.brokers.live_ids]
+        known = {*ctx.brokers.live_ids, *current.origin_replicas}
+        unknown = [r for r in target if r not in known]
         if unknown:
             listed = ", ".join(map(str, unknown))
             return Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Replica assignment has brokers that are not alive: {listed}.",
             )
+        planned = current.reassign_to(target)
     return _keep_in_sync_replica(ctx, tp, planned)
 
 
@@ -122,7 +123,7 @@ def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
     """Handle the moves that a tool wrote to the znode, and watch it for the next ones."""
     targets = yield from _read_znode()
     ctx.topics.note_zk_reassignment(bool(targets))
-    refused = []
+    refused = set()
     for tp, target in targets.items():
         if ctx.topics.has_assignment(tp) and ctx.topics.assignment(tp).target_replicas == target:
             continue
@@ -130,7 +131,7 @@ def on_zk_reassignment(ctx: ControllerContext) -> Steps[None]:
         if isinstance(planned, ReplicaAssignment) and tp in (large := _too_large(ctx, {tp: planned})):
             planned = Refused(large[tp].error, large[tp].message or "")
         if isinstance(planned, Refused):
-            refused.append(tp)
+            refused.add(tp)
             yield Note(f"reassignment of {tp} to {list(target)} is refused: {planned.message}")
         else:
             yield from on_partition_reassignment(ctx, tp, planned)

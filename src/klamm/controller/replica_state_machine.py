@@ -32,7 +32,7 @@ def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
     offline: dict[TopicPartition, list[int]] = {}
     for tp in ctx.topics.all_partitions():
         replicas = ctx.topics.assignment(tp).replicas
-        online = ctx.online_replicas(tp)
+        online = ctx.brokers.online(replicas, tp)
         states = dict.fromkeys(replicas, ReplicaState.ONLINE)
         if len(online) < len(replicas):
             offline[tp] = [replica for replica in replicas if replica not in online]

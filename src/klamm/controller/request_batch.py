@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from klamm.controller.context import ControllerContext
-from klamm.controller.effects import Note, Send, Steps
+from klamm.controller.effects import Note, Pause, Send, Steps
 from klamm.controller.requests import (
     EncodedStates,
     LeaderAndIsrPartition,
@@ -31,6 +31,8 @@ from klamm.model import EPOCH_DURING_DELETE, LEADER_DURING_DELETE, NO_EPOCH, Top
 
 MAX_NAMED: Final = 10
 """Partitions that a log line names."""
+PARTITIONS_PER_STEP: Final = 250
+"""Partitions that one step of a walk over all of them visits: less than a millisecond."""
 
 
 class LeaderAndIsrUpdate(NamedTuple):
@@ -79,6 +81,19 @@ class ControllerBrokerRequestBatch:
             count = len(self.without_leader)
             yield Note(f"UpdateMetadata skips {count} partitions that have no leader yet: {first}")
         yield from self.sends
+
+
+def send_all_metadata(ctx: ControllerContext, targets: Iterable[int]) -> Steps[None]:
+    """Send brokers the metadata of all partitions, which is collected in steps: there may be very many."""
+    states: list[UpdateMetadataPartition] = []
+    topics: dict[str, None] = {}
+    for tp in ctx.states.leadership:
+        states.append(_update_metadata_partition(ctx, tp))
+        topics[tp.topic] = None
+        if len(states) % PARTITIONS_PER_STEP == 0:
+            yield Pause()
+    ids = tuple((topic, ctx.topics.ids[topic]) for topic in topics if topic in ctx.topics.ids)
+    yield from _sends_of_metadata(ctx, tuple(states), ids, tuple(sorted(targets)))
 
 
 def _head(ctx: ControllerContext, broker: int) -> RequestHead:
@@ -145,11 +160,18 @@ def _update_metadata_sends(
     ctx: ControllerContext, tps: Iterable[TopicPartition], targets: tuple[int, ...]
 ) -> list[Send]:
     tps = [tp for tp in tps if tp in ctx.states.leadership]
-    body = UpdateMetadataBody(
-        tuple(_update_metadata_partition(ctx, tp) for tp in tps),
-        _topic_ids(ctx, tps),
-        tuple(ctx.brokers.live_or_shutting_down[b] for b in ctx.brokers.ids()),
-    )
+    states = tuple(_update_metadata_partition(ctx, tp) for tp in tps)
+    return _sends_of_metadata(ctx, states, _topic_ids(ctx, tps), targets)
+
+
+def _sends_of_metadata(
+    ctx: ControllerContext,
+    states: tuple[UpdateMetadataPartition, ...],
+    topic_ids: tuple[tuple[str, UUID], ...],
+    targets: tuple[int, ...],
+) -> list[Send]:
+    live = tuple(ctx.brokers.live_or_shutting_down[b] for b in ctx.brokers.ids())
+    body = UpdateMetadataBody(states, topic_ids, live)
     return [
         Send(b, UpdateMetadataRequest(_head(ctx, b), body)) for b in targets if b in ctx.brokers.live_or_shutting_down
     ]
@@ -158,7 +180,7 @@ def _update_metadata_sends(
 def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> UpdateMetadataPartition:
     cached = ctx.states.leadership[tp]
     state, replicas = cached.leader_and_isr, ctx.topics.assignment(tp).replicas
-    online = ctx.online_replicas(tp)
+    online = ctx.brokers.online(replicas, tp)
     deleting = ctx.deletions.is_queued(tp.topic)
     return UpdateMetadataPartition(
         tp,

@@ -1,7 +1,7 @@
 """The three control requests as logical values: independent of any version of the wire protocol.
 
 `UpdateMetadata` bodies are shared by all brokers (and encoded once); only the head differs. The values compare equal
-when they say the same, so transcripts and the simulator can read and apply them.
+if their contents are equal, so transcripts and the simulator can read and apply them.
 """
 
 from __future__ import annotations

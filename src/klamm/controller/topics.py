@@ -121,7 +121,7 @@ def _restore_assignment(ctx: ControllerContext, topic: str) -> Steps[None]:
     names = result.children if isinstance(result, GetChildrenResult) else ()
     existing = {paths.number_of(name) for name in names}
     kept = {p: a for p, a in ctx.topics[topic].items() if p in existing}
-    yield Note(f"topic {topic} is being deleted: partitions added to it are taken back")
+    yield Note(f"topic {topic} is being deleted: partitions that were added to it are removed again")
     yield from topic_store.rewrite_topic(ctx, topic, lambda _: kept)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 from klamm.request_log.handling import begin_wait
+from klamm.waiting import PromptFuture
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,7 +44,7 @@ class Deferred(Generic[T]):
             callback(value)
 
     def then(self, callback: Callable[[T], None]) -> None:
-        """Calls `callback` with the value: now if it is there, else when it comes."""
+        """Call `callback` with the value: now if it is known, otherwise when it arrives."""
         if self.done:
             callback(self.value)
         else:
@@ -62,7 +63,7 @@ class Deferred(Generic[T]):
         """
         if self.done:
             return self.value
-        future: asyncio.Future[T] = loop.create_future()
+        future: PromptFuture[T] = PromptFuture(loop)
         wait = begin_wait(purgatory) if purgatory else None
 
         def resolve(value: T) -> None:

@@ -149,12 +149,10 @@ class GroupCoordinator:
         group = self._manager.get(group_id) if error is ErrorCode.NONE else None
         if group is None:
             return Deferred.of(SyncGroupResult(error or ErrorCode.UNKNOWN_MEMBER_ID))
-        was_completing = group.state is GroupState.COMPLETING_REBALANCE
         waiter: Deferred[SyncGroupResult] = Deferred()
-        membership.sync(group, request, waiter, self._manager.now_ms())
-        self._manager.perform(group)
-        if was_completing and request.member_id == group.leader_id:
+        if membership.sync(group, request, waiter, self._manager.now_ms()):
             self._metrics.completed_rebalances.mark()
+        self._manager.perform(group)
         return waiter
 
     def heartbeat(

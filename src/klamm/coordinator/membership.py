@@ -40,24 +40,29 @@ class MemberResponse:
     error: ErrorCode
 
 
-def sync(group: GroupMetadata, request: SyncGroup, waiter: Any, now_ms: int) -> None:
-    """Answer `waiter` with the member's assignment: now if there is one, else when the leader has sent it."""
+def sync(group: GroupMetadata, request: SyncGroup, waiter: Any, now_ms: int) -> bool:
+    """Answer `waiter` with the member's assignment: now if there is one, else when the leader has sent it.
+
+    Return whether this request completes the rebalance: it is the first one with the leader's assignment.
+    """
     error = _validate_sync(group, request)
     if error is not ErrorCode.NONE:
         group.effects.append(Answer(waiter, SyncGroupResult(error)))
-        return
+        return False
     member = group.members[request.member_id]
     rebalance.sync_received(group, request.member_id)
     if group.state is GroupState.STABLE:
         rebalance.restart_session(group, member, now_ms)
         result = SyncGroupResult(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
         group.effects.append(Answer(waiter, result))
-        return
+        return False
     group.await_sync(member, waiter)
-    if request.member_id == group.leader_id and group.storing_generation != group.generation_id:
-        group.storing_generation = group.generation_id
-        assignment = {member_id: request.assignments.get(member_id, b"") for member_id in group.members}
-        group.effects.append(StoreAssignment(group.generation_id, assignment))
+    if request.member_id != group.leader_id or group.storing_generation == group.generation_id:
+        return False
+    group.storing_generation = group.generation_id
+    assignment = {member_id: request.assignments.get(member_id, b"") for member_id in group.members}
+    group.effects.append(StoreAssignment(group.generation_id, assignment))
+    return True
 
 
 def _validate_sync(group: GroupMetadata, request: SyncGroup) -> ErrorCode:

@@ -50,7 +50,15 @@ async def read_object(request: Request) -> dict[str, Any]:
         data += part
         if len(data) > MAX_BODY_BYTES:
             raise ValueError(f"The body is longer than {MAX_BODY_BYTES} bytes.")
-    found = json.loads(bytes(data))
+    found = from_json(bytes(data))
     if not isinstance(found, dict):
         raise ValueError("The body is not a JSON object.")
     return found
+
+
+def from_json(given: str | bytes) -> Any:
+    """Parse what a page sent. Raises ValueError, for text that is nested without end too."""
+    try:
+        return json.loads(given)
+    except RecursionError:
+        raise ValueError("the JSON text is nested too deeply.") from None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from klamm.client.client_errors import ClientError
 from klamm.client.cluster_client import ClusterClient
-from klamm.client.cluster_transactions import OpenTransaction, Transactions
+from klamm.client.cluster_transactions import OPEN_STATES, OpenTransaction, Transactions
 from klamm.client.connection_pool import ClientConfig
 from klamm.client.group_reader import GroupReader, owners
+from klamm.client.patience import VIEWER_TRANSACTIONS
 from klamm.client.reset_rules import Bounds, ResetTarget, new_offsets
 from klamm.client.topic_details import (
     TopicView,
@@ -27,7 +28,6 @@ from klamm.model import TopicPartition
 MAX_ROWS: Final = 500
 MAX_GROUPS_OF_TOPIC: Final = 100
 _MINUTE_MS: Final = 60_000
-_QUESTION_S: Final = 2.0
 
 
 def topics_page(client: ClusterClient, text: str, with_internal: bool) -> dict[str, Any]:
@@ -80,6 +80,33 @@ def topic_page(client: ClusterClient, name: str) -> dict[str, Any]:
         "records": sum(end - first for first, end in bounds.values()),
         "shown": partitions,
         "settings": [asdict(each) for each in topic_settings(client, name)],
+        "problems": list(dict.fromkeys([*problems, *more])),
+    }
+
+
+def replica_offsets(client: ClusterClient, name: str, index: int) -> dict[str, Any]:
+    """Return the high watermark of a partition, and how far each replica that answers has come.
+
+    Clients cannot see records above the high watermark, so a leader's log ends there.
+    """
+    topic = topic_view(client, name)
+    part = next((each for each in topic.partitions if each.index == index), None)
+    if part is None:
+        raise ClientError(f"Topic {name} has no partition {index}.")
+    chosen = replace(topic, partitions=(part,))
+    tp = TopicPartition(name, index)
+    bounds, problems = log_bounds(client, [chosen])
+    sizes, more = replica_sizes(client, chosen)
+    end = bounds[tp].end if tp in bounds else None
+    return {
+        **asdict(part),
+        "high_watermark": end,
+        "log_ends": {
+            each.broker_id: None if end is None else max(0, end - each.offset_lag)
+            for each in sizes.get(tp, ())
+            if not each.is_future
+        },
+        "now_ms": now_ms(),
         "problems": list(dict.fromkeys([*problems, *more])),
     }
 
@@ -250,11 +277,10 @@ class TransactionPages:
         problems: list[str] = []
         reader = self._reader(problems)
         listed = reader.listings()
-        is_open = {"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"}
-        listed.sort(key=lambda each: (each.state not in is_open, each.transactional_id))
+        listed.sort(key=lambda each: (each.state not in OPEN_STATES, each.transactional_id))
         rows: list[dict[str, Any]] = []
         for each in listed[:MAX_ROWS]:
-            row: dict[str, Any] = {**asdict(each), "is_open": each.state in is_open}
+            row: dict[str, Any] = {**asdict(each), "is_open": each.state in OPEN_STATES}
             if row["is_open"] and len(rows) < MAX_GROUPS_OF_TOPIC:
                 row |= self._described(reader, each.transactional_id, problems)
             rows.append(row)
@@ -294,7 +320,7 @@ class TransactionPages:
         }
 
     def _reader(self, problems: list[str]) -> Transactions:
-        return Transactions(self._config, 0, request_s=_QUESTION_S, on_problem=problems.append)
+        return Transactions(self._config, VIEWER_TRANSACTIONS, on_problem=problems.append)
 
 
 def _open_row(each: OpenTransaction) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from klamm.client.record_browser import PageQuery, Start, browse
 from klamm.client.record_producer import produce
 from klamm.client.reset_rules import ResetTarget
 from klamm.dashboard import cluster_pages
-from klamm.dashboard.change_guard import ChangeGuard, RefusedError
+from klamm.dashboard.change_guard import ChangeGuard, RefusedError, from_json
 from klamm.dashboard.client_threads import ClientThreads, TooBusyError
 from klamm.dashboard.shown_bytes import WHOLE_BYTES, shown_page
 from klamm.errors import KlammError
@@ -64,6 +63,7 @@ class ClusterRoutes:
             "topics": self._topics,
             "topic": self._topic,
             "topic/groups": self._topic_groups,
+            "replicas": self._replicas,
             "records": self._records,
             "record": self._record,
             "groups": self._groups,
@@ -92,6 +92,10 @@ class ClusterRoutes:
     async def _topic_groups(self, request: Request) -> Any:
         name = named(request, "name")
         return await self._ask(lambda client: cluster_pages.topic_groups(client, name))
+
+    async def _replicas(self, request: Request) -> Any:
+        name, partition = named(request, "topic"), whole(request, "partition")
+        return await self._ask(lambda client: cluster_pages.replica_offsets(client, name, partition))
 
     async def _records(self, request: Request) -> Any:
         query = page_query(request)
@@ -215,7 +219,7 @@ def page_query(request: Request) -> PageQuery:
 def _cursor(given: str | None) -> dict[int, int] | None:
     if not given:
         return None
-    found = json.loads(given)
+    found = from_json(given)
     if not isinstance(found, dict):
         raise ValueError("cursor is not an object.")
     return {number(name, "a partition", 0): number(value, "an offset", 0) for name, value in found.items()}

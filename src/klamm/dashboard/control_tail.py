@@ -60,6 +60,8 @@ class ControlTail:
                         post(values)
                     self.problem = self.problem if not is_open else None
                 except Exception as error:
+                    if self._stop.is_set():
+                        return  # The loop of the web server has ended meanwhile.
                     self.problem = f"the control log cannot be read: {error}"
                     _log.warning("reading %s failed; retrying: %s", CONTROL_LOG_TOPIC, error)
                 if not is_open or self.problem:

@@ -54,15 +54,18 @@ class FaultDrill:
         self._actions: deque[DrillAction] = deque(maxlen=MAX_ACTIONS)
         self._count = 0
         self._running: str | None = None
+        self._is_closed = False
         self._last: dict[str, Any] = {"brokers": [], "zookeeper": "running"}
 
     async def state(self) -> dict[str, Any]:
-        if self._running is None:
+        if self._running is None and not self._is_closed:
             self._last = await self._in_thread(self._look)
         return {**self._last, "running": self._running, "actions": [asdict(each) for each in self._actions]}
 
     async def perform(self, name: str, broker_id: int | None) -> dict[str, Any]:
         """Carry out one fault; return the state afterwards. Raises KlammError or ValueError."""
+        if self._is_closed:
+            raise KlammError("The cluster is being stopped.")
         action, text = self._action(name, broker_id)
         if self._running is not None:
             raise KlammError(f"Another action is under way: {self._running}.")
@@ -85,7 +88,11 @@ class FaultDrill:
         return await self.state()
 
     def close(self) -> None:
-        """End the faults that would keep brokers from a controlled shutdown, after the action that runs."""
+        """End the faults that would keep brokers from a controlled shutdown, after the action that runs.
+
+        Pages that are still open see the last state.
+        """
+        self._is_closed = True
         self._thread.submit(self._restore).result()
         self._thread.shutdown()
 

@@ -26,6 +26,10 @@ class RecordHistory:
     def add(self, records: list[bytes]) -> None:
         self._records.extend(records)
         self._count += len(records)
+        self.wake()
+
+    def wake(self) -> None:
+        """End all waits, also without a new record."""
         arrived, self._arrived = self._arrived, asyncio.Event()
         arrived.set()
 

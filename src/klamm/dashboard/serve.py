@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import uvicorn
 
 from klamm.dashboard.web_app import Source, web_app
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of open pages first: they would last until the time for the shutdown is over."""
+
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end_streams()
+        # Questions to a cluster that does not answer are cancelled after a second. This is not an error.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
 
 
 class DashboardServer:
@@ -20,15 +35,16 @@ class DashboardServer:
         self._socket = socket.create_server((host, port), family=family)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        app = web_app(source, (shown, *names))
         config = uvicorn.Config(
-            web_app(source, (shown, *names)),
+            app,
             log_level="error",
             access_log=False,
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, app.state.end_streams)
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:

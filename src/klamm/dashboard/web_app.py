@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from klamm.dashboard.control_tail import ControlTail
 from klamm.dashboard.drill_routes import drill_routes
 from klamm.dashboard.fault_drill import FaultDrill
 from klamm.dashboard.guard import Guard
-from klamm.dashboard.record_history import RecordHistory
+from klamm.dashboard.record_history import MAX_RECORDS, RecordHistory
 
 STATIC: Final = Path(__file__).parent / "static"
 _CHUNK: Final = 1_000
@@ -53,6 +54,8 @@ class Source:
     """The faults of a cluster that this process owns."""
     traces: Status | None = None
     """Returns the slowest traced requests. It blocks."""
+    most_records: int = MAX_RECORDS
+    """Records of a live cluster that the server and the page keep. Those of a recorded run are all kept."""
 
     @property
     def is_live(self) -> bool:
@@ -62,12 +65,13 @@ class Source:
 class _Viewer:
     def __init__(self, source: Source) -> None:
         self._source = source
-        self.history = RecordHistory(max(200_000, len(source.records)))
+        self.history = RecordHistory(max(source.most_records, len(source.records)))
         self.tail = None if source.client is None else ControlTail(source.client, self.history)
         self.changes = ChangeGuard(
             allows_changes=source.allows_changes and source.client is not None, has_drill=source.drill is not None
         )
         self.threads = None if source.client is None else ClientThreads(source.client)
+        self._is_ending = False
         self._asking: asyncio.Future[Mapping[str, Any] | None] | None = None
         self._tracing: asyncio.Future[Mapping[str, Any] | None] | None = None
 
@@ -80,6 +84,7 @@ class _Viewer:
             "title": source.title,
             "is_live": source.is_live,
             "end_ms": source.end_ms,
+            "most_records": source.most_records,
             "version": __version__,
             "allows_changes": self.changes.allows_changes,
             "token": self.changes.token,
@@ -94,6 +99,11 @@ class _Viewer:
         own = ClusterRoutes(self.threads, self.changes, self._source.pipelines).routes()
         return own if self._source.drill is None else [*own, *drill_routes(self._source.drill, self.changes)]
 
+    def end_streams(self) -> None:
+        """End the streams of records: open pages connect again when there is a server again."""
+        self._is_ending = True
+        self.history.wake()
+
     def close(self) -> None:
         if self.tail is not None:
             self.tail.close()
@@ -107,7 +117,7 @@ class _Viewer:
         return StreamingResponse(self._stream(_position(request)), media_type="text/event-stream")
 
     async def _stream(self, position: int) -> AsyncIterator[bytes]:
-        while True:
+        while not self._is_ending:
             found, position = self.history.after(position, _CHUNK)
             if found:
                 yield b"id: %d\ndata: [%s]\n\n" % (position, b",".join(found))
@@ -137,7 +147,7 @@ class _Viewer:
 
 def _position(request: Request) -> int:
     text = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-    return int(text) if text.isdigit() else 0
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
 
 
 def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
@@ -149,7 +159,7 @@ def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
         yield
         viewer.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", viewer.index),
             Route("/api/about", viewer.about),
@@ -162,3 +172,5 @@ def web_app(source: Source, names: Iterable[str] = ()) -> Starlette:
         middleware=[Middleware(Guard, names=tuple(names))],
         lifespan=lifespan,
     )
+    app.state.end_streams = viewer.end_streams
+    return app

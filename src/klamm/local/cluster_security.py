@@ -24,6 +24,7 @@ LIBRARIES: Final = ("confluent-kafka", "aiokafka", "kafka-python", "java")
 _DAYS: Final = 825
 _END: Final = "-----END CERTIFICATE-----"
 _ZOOKEEPER_USER: Final = "klamm"
+_CHOICE: Final = "choice.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
@@ -36,6 +37,15 @@ def serves_certificate(address: tuple[str, int], path: Path) -> bool:
     found = path.read_text()
     first = found[found.index("-----BEGIN CERTIFICATE-----") :]
     return ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(first[: first.index(_END) + len(_END)])
+
+
+def made_with(data_dir: Path) -> SecurityChoice | None:
+    """Return the arguments with which the cluster in this directory was last started; None if it was never secured."""
+    try:
+        found = json.loads((data_dir / "security" / _CHOICE).read_text())
+    except FileNotFoundError:
+        return None
+    return SecurityChoice(**found)
 
 
 class ClusterSecurity:
@@ -66,6 +76,8 @@ class ClusterSecurity:
             self._store(is_new=True).issue_broker(BROKER, (), _DAYS)
         for name in (BROKER, ADMIN):
             self.add_user(name)
+        choice = {name: getattr(self.choice, name) for name in ("tls", "mutual", "sasl", "acls")}
+        write_private(self._path(_CHOICE), json.dumps(choice).encode())
 
     def renew_broker_certificate(self, days: int = _DAYS) -> Path:
         """Issue a new certificate for the brokers; return its file. Brokers use it after their keystore is reloaded."""

@@ -1,6 +1,6 @@
-"""A disk that can be slow: every write, read and fsync takes longer, as the owner of the cluster says.
+"""A disk that can be slow: every write, read and fsync takes as much longer as the owner of the cluster sets.
 
-The owner and the broker share a file of eight bytes. The broker maps it, so that a look costs nothing.
+The owner and the broker share a file of eight bytes. The broker maps it, so reading it costs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from klamm.log.files import Data, FileHandle, OsFileHandle, OsFiles
+from klamm.log.files import Data, FileHandle, FileStat, OsFileHandle, OsFiles
 
 _DELAY: Final = struct.Struct("<d")
 
@@ -72,6 +72,10 @@ class SlowFiles(OsFiles):
         opened = super().open(path, create=create)
         assert isinstance(opened, OsFileHandle)
         return SlowFileHandle(opened.detach(), self._wait)
+
+    def read_tail(self, path: str, size_bytes: int, max_bytes: int) -> tuple[FileStat, bytes]:
+        self._wait()
+        return super().read_tail(path, size_bytes, max_bytes)
 
     def write_atomic(self, path: str, data: bytes, *, sync: bool = True) -> None:
         self._wait()

@@ -2,6 +2,7 @@
 
 Brokers create the topic for the first consumer group, with `offsets.topic.replication.factor` replicas: as in Kafka,
 with fewer live brokers there are no groups. A cluster that is about to lose a broker creates the topic before that.
+`__transaction_state` does not need this: if its factor is not set, it fits the live brokers (decision 0029).
 """
 
 from __future__ import annotations

@@ -160,14 +160,14 @@ class LocalCluster:
             self.add_user(user or ADMIN)
         return security.client_config(user or ADMIN, self.bootstrap_servers, library)
 
-    def write_client_properties(self, user: str | None = None, path: Path | None = None) -> Path | None:
+    def write_client_properties(self, user: str | None = None, path: Path | str | None = None) -> Path | None:
         """Write what Kafka's tools and `klamm --command-config` need; return the file, None if nothing is secured.
 
         Only its owner may read the file, `client.properties` in the data directory by default.
         """
         if not self._supervisor.security.is_on:
             return None
-        path = path or self.data_dir / "client.properties"
+        path = Path(path or self.data_dir / "client.properties")
         lines = (f"{name}={property_text(value)}\n" for name, value in self.client_config(user, "java").items())
         write_private(path, "".join(lines).encode())
         return path

@@ -39,6 +39,16 @@ class SecurityChoice:
             raise ValueError("acls requires sasl or tls: without them, every client is the same user.")
         return cls(bool(tls), tls == "mutual" or (acls and bool(tls) and sasl is None), sasl, acls)
 
+    def options(self) -> str:
+        """Return the options of `klamm up` that make this choice."""
+        sasl = () if self.sasl is None else (f"--sasl {self.sasl}",)
+        return " ".join((*(("--tls",) if self.tls else ()), *sasl, *(("--acls",) if self.acls else ())))
+
+    def covers(self, other: SecurityChoice) -> bool:
+        """Whether clients must prove at least as much, and are allowed no more, as with the other choice."""
+        proves_client = self.mutual or self.sasl is not None or not other.mutual
+        return self.tls >= other.tls and other.sasl in (None, self.sasl) and self.acls >= other.acls and proves_client
+
     @property
     def is_on(self) -> bool:
         return self.tls or self.sasl is not None

@@ -66,35 +66,6 @@ class LogHost(Protocol):
         """Returns the last connection that the broker has accepted; 0 without a broker."""
 
 
-class InlineHost:
-    """Does everything at once: for tools and tests that have no loop."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
-        self.failures: list[tuple[str, OSError, str]] = []
-
-    def submit(self, job: Job) -> None:
-        job.work()
-        job.commit()
-
-    def sync_soon(self, log_dir: str, *paths: str) -> None:
-        self.submit(fsync_job(self._files, log_dir, paths))
-
-    def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
-        for path in paths:
-            self._files.unlink(path)
-
-    def failed(self, log_dir: str, error: OSError, doing: str) -> None:
-        self.failures.append((log_dir, error, doing))
-
-    def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
-        pass
-
-    def unflushed(self, log: Flushable) -> None:
-        pass
-
-
 class FileJob:
     """A job made of functions."""
 

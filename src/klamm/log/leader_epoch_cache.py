@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import crc32c
+
 from klamm.errors import KlammError
 from klamm.log import names
 from klamm.log.checkpoints import decode_checkpoint, encode_checkpoint
@@ -101,6 +103,11 @@ class LeaderEpochCache:
     def latest_epoch(self) -> int | None:
         return self.entries[-1].epoch if self.entries else None
 
+    def of_records(self, log_end_offset: int) -> tuple[int, int]:
+        """Return the latest epoch that has records, and a checksum of all entries up to it."""
+        entries = [e for e in self.entries if e.start_offset < log_end_offset]
+        return entries[-1].epoch if entries else NO_EPOCH, int(crc32c.crc32c(_encode(entries)))
+
     def assign(self, epoch: int, start_offset: int) -> None:
         """Note that an epoch begins and remove conflicting entries. Do nothing if it is the latest already."""
         if epoch < 0:
@@ -137,6 +144,15 @@ class LeaderEpochCache:
         if (after > 0 and self.entries[after - 1].start_offset != start_offset) or after > 1:
             first = EpochEntry(self.entries[after - 1].epoch, start_offset)
             self._replace([first, *self.entries[after:]])
+
+    def truncate_after(self, epoch: int) -> EpochEntry | None:
+        """Forget the epochs after `epoch`; return the first of them."""
+        after = bisect_right(self.entries, epoch, key=lambda e: e.epoch)
+        if after == len(self.entries):
+            return None
+        first = self.entries[after]
+        self._replace(self.entries[:after])
+        return first
 
     def clear(self) -> None:
         if self.entries:

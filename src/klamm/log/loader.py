@@ -16,13 +16,13 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
-from klamm.log.files import FileInfo
+from klamm.log.files import FileInfo, Files
 from klamm.log.indexes import CorruptIndexError
 from klamm.log.leader_epoch_cache import LeaderEpochCache
 from klamm.log.local_log import LocalLog
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
-from klamm.log.log_contents import Damage, LoadedLog, OpenFiles, UnopenedLog
+from klamm.log.log_contents import Damage, LoadedLog
 from klamm.log.log_environment import LogEnvironment
 from klamm.log.producer_rebuild import rebuild_producers
 from klamm.log.producer_snapshots import ProducerSnapshots
@@ -41,14 +41,14 @@ _FOREVER: Final = 1 << 63
 class LastRun:
     """The state in which the last run left a log: the checkpointed offsets, and how the run ended.
 
-    `is_intact`: everything is on the disk, although the last run did not stop cleanly. `recorded` is the summary that
-    a clean stop wrote for a log whose files are different now.
+    `intact` is the summary of a log whose files agree with it: everything is on the disk, however the last run ended.
+    `recorded` is the summary that a clean stop wrote for a log whose files are different now.
     """
 
     log_start_offset: int = 0
     recovery_point: int = 0
     had_clean_shutdown: bool = False
-    is_intact: bool = False
+    intact: LogSummary | None = None
     recorded: LogSummary | None = None
 
 
@@ -78,8 +78,8 @@ class LogLoader:
         self._recovery_point = last_run.recovery_point
         self._recorded = last_run.recorded
         self._clean = last_run.had_clean_shutdown and last_run.recorded is None
-        self._is_intact = last_run.is_intact
-        self._is_recovered_already = self._clean or self._is_intact
+        self._intact = last_run.intact
+        self._is_recovered_already = self._clean or self._intact is not None
         self._damages: list[Damage] = []
         self._lost_tail: Damage | None = None
         self._epochs = LeaderEpochCache(env.files, self._dir)
@@ -90,25 +90,20 @@ class LogLoader:
     def load(self) -> Log:
         """Return the log, open."""
         loaded = self.load_files()
-        return self._log(loaded, self._topic_id(exists=self._has_topic_id))
-
-    def unopened(self, summary: LogSummary, open_files: OpenFiles) -> Log:
-        """Return the log as its summary describes it. It calls `open_files` when the files are needed."""
-        return self._log(UnopenedLog(summary, self._start_checkpoint, open_files), self._topic_id())
-
-    def _log(self, contents: LoadedLog | UnopenedLog, topic_id: UUID | None) -> Log:
-        return Log(self._env, self._tp, self._log_dir, self._dir, self._config, contents, topic_id)
+        topic_id = read_topic_id(self._files, self._tp, self._dir) if self._has_topic_id else None
+        return Log(self._env, self._tp, self._log_dir, self._dir, self._config, loaded, topic_id)
 
     def load_files(self) -> LoadedLog:
         self._files.make_dirs(self._dir)
         infos = self._finish_interrupted(self._files.list_dir(self._dir))
         segments = LogSegments(self._open_segments(infos))
         has_epochs = any(i.name == names.LEADER_EPOCH_CHECKPOINT for i in infos)
-        are_epochs_known = self._epochs.load(exists=has_epochs)
+        are_epochs_known = self._epochs.load(exists=has_epochs) and self._are_epochs_as_recorded()
         snapshots = ProducerSnapshots(self._files, self._dir, _offsets(infos, names.SNAPSHOT))
         # Opening a log on its first use must not block the loop on the disk. The next load finds the same epochs.
-        with self._epochs.held(sync=not self._is_intact):
+        with self._epochs.held(sync=self._intact is None):
             if not are_epochs_known and segments.size_bytes:
+                self._epochs.clear()
                 self._read_epochs(segments, is_recovered=self._is_recovered_already)
             if self._recorded is not None:
                 self._repair(segments, self._recorded)
@@ -138,19 +133,6 @@ class LogLoader:
             tuple(self._damages),
             self._lost_tail,
         )
-
-    def _topic_id(self, *, exists: bool = True) -> UUID | None:
-        """Return the topic id. A file that a crash has emptied counts as missing: the controller sends the id again."""
-        path = f"{self._dir}/{names.PARTITION_METADATA}"
-        if not exists:
-            return None
-        try:
-            return decode_partition_metadata(self._files.read_bytes(path), path)
-        except FileNotFoundError:
-            return None
-        except KlammError as e:
-            _log.warning("%s: the topic id is unknown: %s", self._tp, e)
-            return None
 
     # interrupted deletions and cleanings
 
@@ -293,8 +275,22 @@ class LogLoader:
     def _is_recovered(self, segment: LogSegment) -> bool:
         return self._recovered_from is not None and segment.base_offset >= self._recovered_from
 
+    def _are_epochs_as_recorded(self) -> bool:
+        """Compare the epochs with the summary. A damaged file can be readable, and an epoch would begin elsewhere.
+
+        The checksum is of the last stop. A run that was killed may have moved the start of the log after the summary.
+        """
+        known = self._intact
+        if known is None:
+            return True
+        latest_epoch, epochs_crc = self._epochs.of_records(known.log_end_offset)
+        if latest_epoch == known.latest_epoch and (epochs_crc == known.epochs_crc or not self._clean):
+            return True
+        _log.warning("%s: reading the leader epochs from the records: they differ from the summary", self._epochs.path)
+        return False
+
     def _read_epochs(self, segments: LogSegments, *, is_recovered: bool) -> None:
-        """Read the epochs from the batches: their checkpoint is missing. Recovery does so for its segments."""
+        """Read the epochs from the batches: their file is missing or damaged. Recovery does so for its segments."""
         recovered_later = [] if is_recovered else segments.between(self._recovery_point, _FOREVER)
         for segment in segments:
             if segment in recovered_later:
@@ -347,8 +343,6 @@ class LogLoader:
         self, segments: LogSegments, snapshots: ProducerSnapshots, log_start_offset: int, log_end_offset: int
     ) -> ProducerStateManager:
         producers = ProducerStateManager(self._env.producer_id_expiration_ms)
-        if self._clean and not snapshots.offsets and self._recovered_from is None:
-            return producers
         rebuild_producers(
             producers,
             snapshots,
@@ -364,3 +358,15 @@ class LogLoader:
 def _offsets(infos: list[FileInfo], kind: str) -> list[int]:
     parsed = (names.parse_file_name(i.name) for i in infos)
     return [p[0] for p in parsed if p is not None and p[1] == kind and not p[2]]
+
+
+def read_topic_id(files: Files, tp: TopicPartition, directory: str) -> UUID | None:
+    """Return the topic id. A file that a crash has emptied counts as missing: the controller sends the id again."""
+    path = f"{directory}/{names.PARTITION_METADATA}"
+    try:
+        return decode_partition_metadata(files.read_bytes(path), path)
+    except FileNotFoundError:
+        return None
+    except KlammError as e:
+        _log.warning("%s: the topic id is unknown: %s", tp, e)
+        return None

@@ -25,6 +25,8 @@ from klamm.protocol.record_batch import LOG_OVERHEAD, OFFSET_AND_LENGTH, RecordB
 
 _log = logging.getLogger(__name__)
 _NO_END: Final = 1 << 63
+_WALKED_BYTES: Final = 16 * 1024
+"""In larger reads the index shows where the last batches are."""
 
 
 def _first_offset(txn: AbortedTxn) -> int:
@@ -91,6 +93,15 @@ class LocalLog:
 
     def forget_epochs_from(self, offset: int) -> None:
         self.leader_epochs.truncate_from_end(offset)
+
+    def written_epoch(self, offset: int) -> int | None:
+        """Return the leader epoch in the batch that holds `offset`, or in the next one."""
+        segment: LogSegment | None = self.segments.floor(offset) or self.segments.first
+        while segment is not None:
+            for batch in segment.batches_from(offset):
+                return batch.partition_leader_epoch
+            segment = self.segments.higher(segment.base_offset)
+        return None
 
     # producers
 
@@ -183,11 +194,19 @@ class LocalLog:
         """Return the aborted transactions with records in `data`, which was read from `offset` on."""
         if not any(s.txn_index.exists for s in self.segments.between(offset, _NO_END)):
             return ()
-        position = last = 0
+        position = last = self._indexed_batch(offset, data) if len(data) > _WALKED_BYTES else 0
         while position < len(data):
             last = position
             position += LOG_OVERHEAD + OFFSET_AND_LENGTH.unpack_from(data, position)[1]
         return self.collect_aborted(offset, RecordBatch(memoryview(data), last).next_offset)
+
+    def _indexed_batch(self, offset: int, data: bytes | memoryview) -> int:
+        """Return where one of the last batches of `data` begins. A reader of small batches would pass thousands."""
+        segment = self.segments.floor(OFFSET_AND_LENGTH.unpack_from(data)[0])
+        first = None if segment is None else segment.find(offset)
+        if segment is None or first is None:
+            return 0
+        return max(segment.offset_index.position_before(first.position + len(data) - 1) - first.position, 0)
 
     def collect_aborted(self, start_offset: int, end_offset: int) -> tuple[AbortedTxn, ...]:
         """Return the aborted transactions with records in [start_offset, end_offset), by their first offset.

@@ -64,7 +64,11 @@ class LogCheckpoints:
 
     def amend(self, logs: Iterable[Log]) -> None:
         """Write the entries of logs that are new, gone or moved, without visiting all other logs."""
-        changed = list(logs)
+        for _ in self._amend_in_steps(list(logs)):
+            pass
+
+    def _amend_in_steps(self, changed: list[Log]) -> Iterator[None]:
+        """One file per step: its entries are copied."""
         # by partition: a deleted log may have been created again before the files are written
         found = {log.topic_partition: self._hosted.get(log.topic_partition) for log in changed}
         in_use = [log for log in found.values() if log is not None]
@@ -73,6 +77,7 @@ class LogCheckpoints:
             (names.LOG_START_OFFSET_CHECKPOINT, log_start_offsets),
             (names.CLEANER_CHECKPOINT, cleaner_offsets),
         ):
+            yield
             self._writer.amend(name, changed, offsets(in_use))
 
     def forget(self, log: Log) -> None:
@@ -80,13 +85,22 @@ class LogCheckpoints:
         self._writer.forget(log)
 
     def note_deletion(self, log: Log) -> None:
-        """Remember a deleted log for `write_deletions`."""
+        """Remember a deleted log for `deletion_pass`, and forget its high watermark."""
         self._deleted.append(log)
+        self._dirs.high_watermarks.pop(log.topic_partition, None)
 
     def write_deletions(self) -> None:
-        """Remove deleted logs from the files: a later log of the same name must not inherit their offsets."""
-        self.amend(self._deleted)
-        self._deleted = []
+        """`deletion_pass` at once."""
+        for _ in self.deletion_pass():
+            pass
+
+    def deletion_pass(self) -> Iterator[None]:
+        """Remove deleted logs from the files: a later log of the same name must not inherit their offsets.
+
+        The caller creates no log before the last step.
+        """
+        deleted, self._deleted = self._deleted, []
+        return self._amend_in_steps(deleted)
 
     # passes
 

@@ -54,28 +54,27 @@ class LogDirLoader:
     def load(self, log_dir: LogDir) -> None:
         """Load the logs of one directory. Raises OSError if the disk fails."""
         futures: list[tuple[TopicPartition, str]] = []
-        for info in self._files.list_dir(log_dir.path):
-            if not info.is_dir:
-                continue
+        recorded = {names.dir_name(tp): (tp, "") for tp in log_dir.recorded.logs}
+        for name in self._files.list_subdirs(log_dir.path):
             try:
-                tp, mark = names.parse_dir_name(info.name)
+                tp, mark = recorded.get(name) or names.parse_dir_name(name)
             except KlammError as e:
                 _log.warning("%s: skipping a directory: %s", log_dir.path, e)
                 continue
-            path = f"{log_dir.path}/{info.name}"
+            path = f"{log_dir.path}/{name}"
             if mark == names.DELETE_DIR:
                 self._deleted.add(tp)
                 self._deletions.put_tree(log_dir.path, path, self._delete_delay_ms)
             elif mark == names.FUTURE_DIR:
-                futures.append((tp, info.name))
+                futures.append((tp, name))
             elif mark:
                 _log.warning("skipping %s: not an active log directory", path)
             elif (other := self._hosted.get(tp)) is not None:
                 raise LogDirError(f"{tp} is in {other.log_dir} and in {log_dir.path}: remove one of them")
             else:
                 self._add(self._opener.get(tp, log_dir, self._config_of(tp.topic)))
-        for tp, name in futures:
-            self._futures.load(tp, log_dir, name, self._config_of(tp.topic))
+        for tp, future_name in futures:
+            self._futures.load(tp, log_dir, future_name, self._config_of(tp.topic))
 
     def look_for_damage(self, log_dir: LogDir) -> None:
         """Compare the logs of a directory, which are loaded, with the record of a clean stop."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from random import Random
@@ -280,17 +280,8 @@ class LogManager:
         self._cleaner.forget(log)
         self.checkpoints.forget(log)
 
-    def delete_logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ErrorCode]:
-        """Stop hosting logs. Rename their directories now and remove them after `file.delete.delay.ms`.
-
-        The checkpoints are written once for all of them: a log that is created again must not find the old offsets.
-        """
-        outcome = {tp: self.delete_unrecorded(tp) for tp in partitions}
-        self.checkpoints.write_deletions()
-        return outcome
-
     def delete_unrecorded(self, tp: TopicPartition) -> ErrorCode:
-        """Delete one log. When it has deleted all logs, the caller calls `checkpoints.write_deletions`."""
+        """Delete one log. When it has deleted all logs, the caller runs `checkpoints.deletion_pass`."""
         if tp in self._offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         self.futures.remove(tp)
@@ -319,10 +310,24 @@ class LogManager:
         return future
 
     def update_config(self, topic: str, config: LogConfig) -> None:
-        """Give every log of a topic another configuration."""
-        for log in self._hosted.of_topic(topic):
+        """`config_pass` at once."""
+        for _ in self.config_pass(topic, config):
+            pass
+
+    def config_pass(self, topic: str, config: LogConfig) -> Iterator[None]:
+        """Give every log of a topic another configuration, one log per step.
+
+        The first log of the topic is the first to get it, so that a new log gets it too: see `_config_of`.
+        """
+        for log in filter(self._hosted.is_in_use, list(self._hosted.of_topic(topic))):
             log.update_config(config)
             self._services.flushes.put(log)
+            yield
+
+    @property
+    def topics(self) -> Collection[str]:
+        """The topics that have logs here."""
+        return self._hosted.topics
 
     # directories that fail
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from klamm.log import names
-from klamm.log.loader import LastRun, LogLoader
+from klamm.log.loader import LastRun, LogLoader, read_topic_id
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
-from klamm.log.log_contents import LoadedLog
+from klamm.log.log_contents import LoadedLog, UnopenedLog
 from klamm.log.log_dirs import LogDir
 from klamm.log.log_environment import LogEnvironment
-from klamm.log.summaries import inspect
+from klamm.log.summaries import LogSummary, inspect
 from klamm.model import TopicPartition
 
 
@@ -26,23 +28,30 @@ class LogOpener:
         return log
 
     def _find(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
-        start, clean = log_dir.log_start_offsets.get(tp, 0), log_dir.had_clean_shutdown
-        env, path = self._env, log_dir.path
+        start = log_dir.log_start_offsets.get(tp, 0)
         recorded = summary = log_dir.recorded.logs.get(tp)
         if summary is not None:
-            found = inspect(env.files, f"{path}/{names.dir_name(tp)}", summary)
+            directory = f"{log_dir.path}/{names.dir_name(tp)}"
+            found = inspect(self._env.files, directory, summary)
             is_known = found.is_same if log_dir.is_record_of_clean_stop else found.is_unmodified
-            if is_known and start <= summary.log_end_offset:
-
-                def open_files(log_start_offset: int, recovery_point: int, config: LogConfig) -> LoadedLog:
-                    last_run = LastRun(log_start_offset, recovery_point, clean, is_intact=True)
-                    return LogLoader(env, tp, path, config, last_run).load_files()
-
-                return LogLoader(env, tp, path, config, LastRun(start)).unopened(summary, open_files)
+            end = summary.log_end_offset
+            # If all records were deleted after the summary, its latest epoch has none: the file of the epochs decides.
+            if is_known and start <= end and (start < end or not summary.size_bytes):
+                return self._unopened(tp, log_dir, directory, config, summary, start)
             if not log_dir.is_record_of_clean_stop or not found.damaged:
                 recorded = None
-        last_run = LastRun(start, log_dir.recovery_points.get(tp, 0), clean, recorded=recorded)
-        return LogLoader(env, tp, path, config, last_run).load()
+        recovery_point = log_dir.recovery_points.get(tp, 0)
+        last_run = LastRun(start, recovery_point, log_dir.had_clean_shutdown, recorded=recorded)
+        return LogLoader(self._env, tp, log_dir.path, config, last_run).load()
+
+    def _unopened(
+        self, tp: TopicPartition, log_dir: LogDir, directory: str, config: LogConfig, summary: LogSummary, start: int
+    ) -> Log:
+        """Return a log as its summary describes it. Its files are loaded when they are first needed."""
+        env, path = self._env, log_dir.path
+        open_files = partial(_open_files, env, tp, path, log_dir.had_clean_shutdown, summary)
+        contents = UnopenedLog(summary, start, open_files)
+        return Log(env, tp, path, directory, config, contents, read_topic_id(env.files, tp, directory))
 
     def get_future(self, tp: TopicPartition, log_dir: LogDir, name: str, config: LogConfig) -> Log:
         """Return a future log, new or of the last run."""
@@ -56,3 +65,17 @@ class LogOpener:
         again.set_cleaner_offset(log.cleaner_offset)
         again.update_high_watermark(log.high_watermark)
         return again
+
+
+def _open_files(
+    env: LogEnvironment,
+    tp: TopicPartition,
+    log_dir: str,
+    is_clean: bool,
+    summary: LogSummary,
+    log_start_offset: int,
+    recovery_point: int,
+    config: LogConfig,
+) -> LoadedLog:
+    last_run = LastRun(log_start_offset, recovery_point, is_clean, intact=summary)
+    return LogLoader(env, tp, log_dir, config, last_run).load_files()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from klamm.errors import LogDirError
@@ -88,10 +88,16 @@ class MemoryFiles:
         self._dirs: set[str] = set()
         self._locks: set[str] = set()
         self._changes = 0
+        self._dir_changes: dict[str, int] = {}
+        """By directory: the number of the last change of its names."""
 
     def next_change(self) -> int:
         self._changes += 1
         return self._changes
+
+    def _change_names(self, path: str) -> None:
+        """Note that a name was added to the directory of `path` or removed from it."""
+        self._dir_changes[path.rpartition("/")[0]] = self.next_change()
 
     def check(self, operation: str, path: str) -> int | None:
         return self.fault(operation, path) if self.fault is not None else None
@@ -102,18 +108,19 @@ class MemoryFiles:
         Files for which `is_kept` is true were written out in time.
         """
         after = MemoryFiles()
-        after.restore(self.now_ms, self._changes, self._dirs)
+        after.restore(self.now_ms, self._changes, self._dirs, self._dir_changes)
         for path, file in self._files.items():
             common = len(file.data) if is_kept(path) else _common_bytes(file.data, file.synced)
             data = file.data[: rng.randint(common, max(common, len(file.data)))]
             after.put(path, file, data, bytes(data))
         return after
 
-    def restore(self, now_ms: int, changes: int, dirs: Iterable[str]) -> None:
+    def restore(self, now_ms: int, changes: int, dirs: Iterable[str], dir_changes: Mapping[str, int]) -> None:
         """Start with the state of another disk, without its files and locks."""
         self.now_ms = now_ms
         self._changes = changes
         self._dirs = set(dirs)
+        self._dir_changes = dict(dir_changes)
 
     def put(self, path: str, file: _File, data: bytearray, synced: bytes) -> None:
         """Add a copy of a file, possibly with other content."""
@@ -124,7 +131,7 @@ class MemoryFiles:
     def after_kill(self) -> MemoryFiles:
         """Return the disk after a kill of the process: everything that it wrote, and no locks."""
         after = MemoryFiles()
-        after.restore(self.now_ms, self._changes, self._dirs)
+        after.restore(self.now_ms, self._changes, self._dirs, self._dir_changes)
         for path, file in self._files.items():
             after.put(path, file, file.data, file.synced)
         return after
@@ -135,6 +142,7 @@ class MemoryFiles:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self._files[path] = _File()
+            self._change_names(path)
         return _MemoryHandle(self, path, self._files[path])
 
     def read_bytes(self, path: str) -> bytes:
@@ -149,9 +157,12 @@ class MemoryFiles:
         file.modified_ms = self.now_ms
         file.change = self.next_change()
         self._files[path] = file
+        self._change_names(path)
 
     def rename(self, old: str, new: str) -> None:
         self.check("rename", old)
+        self._change_names(old)
+        self._change_names(new)
         if old in self._files:
             self._files[new] = self._files.pop(old)
             return
@@ -161,10 +172,15 @@ class MemoryFiles:
         self._dirs = {new + d[len(old) :] if d == old or d.startswith(old + "/") else d for d in self._dirs}
         for path in inside:
             self._files[new + path[len(old) :]] = self._files.pop(path)
+        moved = {p: n for p, n in self._dir_changes.items() if p == old or p.startswith(old + "/")}
+        for path, change in moved.items():
+            del self._dir_changes[path]
+            self._dir_changes[new + path[len(old) :]] = change
 
     def unlink(self, path: str) -> None:
         self.check("unlink", path)
-        self._files.pop(path, None)
+        if self._files.pop(path, None) is not None:
+            self._change_names(path)
 
     def exists(self, path: str) -> bool:
         return path in self._files or path in self._dirs
@@ -185,17 +201,33 @@ class MemoryFiles:
     def list_names(self, path: str) -> list[str]:
         return [info.name for info in self.list_dir(path)]
 
+    def list_subdirs(self, path: str) -> list[str]:
+        return [info.name for info in self.list_dir(path) if info.is_dir]
+
+    def read_tail(self, path: str, size_bytes: int, max_bytes: int) -> tuple[FileStat, bytes]:
+        stat = self.stat(path)
+        if stat.size_bytes != size_bytes or size_bytes == 0:
+            return stat, b""
+        tail = min(size_bytes, max_bytes)
+        return stat, self.open(path).pread(tail, size_bytes - tail)
+
     def stat(self, path: str) -> FileStat:
         self.check("stat", path)
+        if path not in self._files and path in self._dir_changes:
+            return FileStat(0, self._dir_changes[path])
         file = self._get(path)
         return FileStat(len(file.data), file.change)
 
     def make_dirs(self, path: str) -> None:
         self.check("mkdir", path)
+        if not self.exists(path):
+            self._change_names(path)
         self._dirs.add(path)
 
     def remove_tree(self, path: str) -> None:
         self.check("rmtree", path)
+        self._change_names(path)
+        self._dir_changes = {d: n for d, n in self._dir_changes.items() if d != path and not d.startswith(path + "/")}
         self._dirs = {d for d in self._dirs if d != path and not d.startswith(path + "/")}
         self._files = {p: f for p, f in self._files.items() if not p.startswith(path + "/")}
 

@@ -239,7 +239,8 @@ class ProducerStateManager:
         if not batch.is_transactional:
             return None
         if batch.is_control:
-            return _check_marker_epoch(batch, entry, check.version)
+            refusal = _check_operator(batch, entry) if check.is_of_operator else None
+            return refusal or _check_marker_epoch(batch, entry, check.version)
         producer_id, producer_epoch = batch.producer_id, batch.producer_epoch
         if check.guard is NOT_REQUIRED or self.has_open_transaction(producer_id, producer_epoch):
             return None
@@ -399,6 +400,23 @@ def _check_marker_epoch(
     return Refusal(
         ErrorCode.INVALID_PRODUCER_EPOCH,
         f"a marker of producer {batch.producer_id} has the epoch {batch.producer_epoch} of the open transaction",
+    )
+
+
+def _check_operator(batch: RecordBatch, entry: ProducerStateEntry | None) -> Refusal | None:
+    """A higher epoch in a marker fences the producer or the coordinator for good: only a coordinator may raise one."""
+    if entry is None or entry.current_txn_first_offset is None or batch.producer_epoch != entry.producer_epoch:
+        return Refusal(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {batch.producer_id} has no open transaction of epoch {batch.producer_epoch}",
+        )
+    marker = parse_marker(batch)
+    if marker is None or marker.coordinator_epoch <= max(entry.coordinator_epoch, 0):
+        return None
+    return Refusal(
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        f"a client claims to be the coordinator of epoch {marker.coordinator_epoch}; "
+        f"the last marker has {entry.coordinator_epoch}",
     )
 
 

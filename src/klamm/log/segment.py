@@ -73,7 +73,8 @@ class LogSegment:
         self._rolling_based_timestamp: int | None = None
         self._max_timestamp: TimestampOffset | None = None
         self._handle: FileHandle | None = None
-        self._hints: dict[int, int] = {}
+        self._hints: dict[int, tuple[int, int, int]] = {}
+        """Position, size and last offset of recent batches by their first offset: most readers are at the end."""
         self._directory = directory
         self._suffix = suffix
         max_index_bytes = config.segment_index_bytes
@@ -155,7 +156,7 @@ class LogSegment:
     # appending
 
     def append(self, parts: Sequence[Data], size: int, last_offset: int, first_offset: int, max_timestamp: int) -> None:
-        """Write whole batches at the end. If the disk fails, remove them and raise OSError."""
+        """Write one batch at the end. If the disk fails, remove it and raise OSError."""
         handle = self._handle or self.open()
         position = self.size_bytes
         try:
@@ -177,7 +178,7 @@ class LogSegment:
         self._bytes_since_last_index_entry += size
         if len(self._hints) >= _MAX_HINTS:
             self._hints.clear()
-        self._hints[first_offset] = position
+        self._hints[first_offset] = position, size, last_offset
 
     def should_roll(self, size: int, max_timestamp: int, last_offset: int, config: LogConfig, now_ms: int) -> bool:
         if self.size_bytes > config.segment_bytes - size:
@@ -190,7 +191,10 @@ class LogSegment:
             return True
         if self.size_bytes == 0:
             return False
-        return self.time_waited_for_roll(now_ms, max_timestamp) > config.max_segment_ms - self.roll_jitter_ms
+        limit_ms = config.segment_ms
+        if config.max_compaction_lag_ms < limit_ms:
+            limit_ms = config.max_segment_ms
+        return self.time_waited_for_roll(now_ms, max_timestamp) > limit_ms - self.roll_jitter_ms
 
     def time_waited_for_roll(self, now_ms: int, max_timestamp: int) -> int:
         """Return how long the segment has been filling: by record time if records have one, else by the clock."""
@@ -234,10 +238,11 @@ class LogSegment:
         """Return the batch that holds `offset`, or the first one after it."""
         handle = self._handle or self.open()
         self.used = True
-        position = self._hints.get(offset)
-        if position is None:
-            position = self.offset_index.lookup(offset)
-        return find_offset(handle, position, self.size_bytes, offset)
+        hint = self._hints.get(offset)
+        if hint is not None:
+            position, size, last_offset = hint
+            return BatchPosition(position, size, offset, last_offset)
+        return find_offset(handle, self.offset_index.lookup(offset), self.size_bytes, offset)
 
     def read(self, offset: int, max_bytes: int, end: int | None, *, min_one_message: bool) -> bytes | memoryview | None:
         """Return whole batches from the one that holds `offset` up to position `end`; None if all are before it."""

@@ -1,8 +1,8 @@
 """A record of the logs of a directory, which lets the next start use them without opening them.
 
 `klamm-log-summary` is beside Kafka's checkpoints; Kafka does not read it. It lists every log that is complete on the
-disk: its end, the sizes of its segments, and a checksum of its last bytes. A clean stop writes the file, and a running
-broker renews it for the logs that are flushed.
+disk: its end, the sizes of its segments, a checksum of its last bytes, and when its directory was last changed. A clean
+stop writes the file, and a running broker renews it for the logs that are flushed.
 
 A log whose files agree with the record needs no recovery, however the last run ended. A log whose files disagree with
 the record of a clean stop was damaged afterwards.
@@ -11,7 +11,7 @@ the record of a clean stop was damaged afterwards.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import crc32c
@@ -22,7 +22,7 @@ from klamm.log.files import Files
 from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
-_VERSION: Final = "0"
+_VERSION: Final = "2"
 _TAIL_BYTES: Final = 4096
 _MARKS: Final = (names.DELETED, names.CLEANED, names.SWAP, names.TMP)
 _SETTLED_NS: Final = 2_000_000_000
@@ -37,15 +37,20 @@ class SegmentSize(NamedTuple):
 class LogSummary(NamedTuple):
     """A log that is complete on the disk and has no open transaction.
 
-    `oldest_timestamp` is the newest timestamp in the first segment. `modified_ns` and `tail_crc` are of the active
-    segment's data file.
+    `latest_epoch` and `epochs_crc` are of the leader epochs that have records. `oldest_timestamp` is the newest
+    timestamp in the first segment. `modified_ns` and `tail_crc` are of the active segment's data file.
+    `dir_modified_ns` is of the directory: if it is still the same, the directory has the data files of the segments, no
+    others, and no unfinished ones. A clean stop records it, and it is kept while the log stays
+    unopened: 0 means that the names must be listed.
     """
 
     log_end_offset: int
     latest_epoch: int
+    epochs_crc: int
     oldest_timestamp: int
     modified_ns: int
     tail_crc: int
+    dir_modified_ns: int
     segments: tuple[SegmentSize, ...]
 
     @property
@@ -66,23 +71,57 @@ class Inspection(NamedTuple):
 
 
 def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
-    found = files.list_names(directory)
-    bases = {int(name[:20]) for name in found if name.endswith(names.LOG) and name[:20].isdecimal()}
+    segments = summary.segments
+    known_ns = summary.dir_modified_ns
+    # A list of names takes longer than all other calls for a log.
+    is_same_dir = known_ns != 0 and files.stat(directory).modified_ns == known_ns
+    has_others = not is_same_dir and _has_others(files, directory, segments)
     damaged = []
+    for base_offset, size_bytes in segments[:-1] if len(segments) > 1 else ():
+        try:
+            is_whole = files.stat(_data_file(directory, base_offset)).size_bytes == size_bytes
+        except FileNotFoundError:
+            is_whole = False
+        if not is_whole:
+            damaged.append(base_offset)
+    active_base, active_bytes = segments[-1]
     is_unmodified = True
-    for base_offset, size_bytes in summary.segments:
-        path = f"{directory}/{names.file_name(base_offset, names.LOG)}"
-        if base_offset not in bases:
-            damaged.append(base_offset)
-            continue
-        stat = files.stat(path)
-        is_active = base_offset == summary.segments[-1].base_offset
-        if stat.size_bytes != size_bytes or (is_active and tail_crc(files, path, size_bytes) != summary.tail_crc):
-            damaged.append(base_offset)
-        if is_active:
-            is_unmodified = stat.modified_ns == summary.modified_ns
-    is_same = not damaged and len(bases) == len(summary.segments) and not any(n.endswith(_MARKS) for n in found)
+    try:
+        stat, tail = files.read_tail(_data_file(directory, active_base), active_bytes, _TAIL_BYTES)
+        is_unmodified = stat.modified_ns == summary.modified_ns
+        is_whole = stat.size_bytes == active_bytes and _crc(tail) == summary.tail_crc
+    except FileNotFoundError:
+        is_whole = False
+    if not is_whole:
+        damaged.append(active_base)
+    is_same = not damaged and not has_others
     return Inspection(tuple(damaged), is_same, is_same and is_unmodified)
+
+
+def _data_file(directory: str, base_offset: int) -> str:
+    return f"{directory}/{names.file_name(base_offset, names.LOG)}"
+
+
+def _has_others(files: Files, directory: str, segments: Sequence[SegmentSize]) -> bool:
+    """Whether a directory has unfinished files, or data files of other segments."""
+    count = 0
+    for name in files.list_names(directory):
+        if name.endswith(names.LOG):
+            count += name[:20].isdecimal()
+        elif name.endswith(_MARKS):
+            return True
+    return count > len(segments)
+
+
+def with_directory(files: Files, directory: str, summary: LogSummary, stopped_ns: int) -> LogSummary:
+    """Add `dir_modified_ns` to the summary of a closed log. `stopped_ns` is the time of a file that was written later.
+
+    File systems store times in coarse steps. If both are equal, a change after the stop could get the same time.
+    """
+    modified_ns = files.stat(directory).modified_ns
+    if modified_ns >= stopped_ns or _has_others(files, directory, summary.segments):
+        return summary
+    return summary._replace(dir_modified_ns=modified_ns)
 
 
 def is_settled(summary: LogSummary, now_ms: int) -> bool:
@@ -90,15 +129,14 @@ def is_settled(summary: LogSummary, now_ms: int) -> bool:
     return now_ms * 1_000_000 - summary.modified_ns >= _SETTLED_NS
 
 
-def tail_crc(files: Files, path: str, size_bytes: int) -> int:
-    if size_bytes == 0:
-        return 0
-    handle = files.open(path)
-    try:
-        tail = min(size_bytes, _TAIL_BYTES)
-        return int(crc32c.crc32c(handle.pread(tail, size_bytes - tail)))
-    finally:
-        handle.close()
+def read_modified_and_crc(files: Files, path: str, size_bytes: int) -> tuple[int, int]:
+    """Return `modified_ns` and `tail_crc` of an active segment."""
+    stat, tail = files.read_tail(path, size_bytes, _TAIL_BYTES)
+    return stat.modified_ns, _crc(tail)
+
+
+def _crc(tail: bytes) -> int:
+    return int(crc32c.crc32c(tail))
 
 
 # the file
@@ -119,8 +157,8 @@ def encode(recorded: RecordedLogs) -> bytes:
 def _encode_line(tp: TopicPartition, s: LogSummary) -> str:
     segments = " ".join(f"{base}:{size}" for base, size in s.segments)
     return (
-        f"{tp.topic} {tp.partition} {s.log_end_offset} {s.latest_epoch} {s.oldest_timestamp} {s.modified_ns} "
-        f"{s.tail_crc} {segments}"
+        f"{tp.topic} {tp.partition} {s.log_end_offset} {s.latest_epoch} {s.epochs_crc} {s.oldest_timestamp} "
+        f"{s.modified_ns} {s.tail_crc} {s.dir_modified_ns} {segments}"
     )
 
 
@@ -140,12 +178,13 @@ def read_recorded(files: Files, log_dir: str) -> RecordedLogs:
 
 
 def _decode_line(line: str) -> tuple[TopicPartition, LogSummary]:
-    topic, partition, end, epoch, oldest, modified, crc, *segments = line.split(" ")
+    topic, partition, end, epoch, epochs_crc, oldest, modified, crc, dir_modified, *segments = line.split(" ")
     sizes = []
     for segment in segments:
         base, _, size = segment.partition(":")
         sizes.append(SegmentSize(int(base), int(size)))
     if not sizes:
         raise KlammError(f"the line of {topic}-{partition} has no segment")
-    summary = LogSummary(int(end), int(epoch), int(oldest), int(modified), int(crc), tuple(sizes))
+    of_file = int(modified), int(crc), int(dir_modified)
+    summary = LogSummary(int(end), int(epoch), int(epochs_crc), int(oldest), *of_file, tuple(sizes))
     return TopicPartition(topic, int(partition)), summary

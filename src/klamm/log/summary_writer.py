@@ -11,11 +11,21 @@ from klamm.log.files import Files
 from klamm.log.jobs import FileJob, LogHost
 from klamm.log.log import Log
 from klamm.log.log_dirs import LogDir, LogDirs
-from klamm.log.summaries import LogSummary, RecordedLogs, SegmentSize, encode, is_settled, tail_crc
+from klamm.log.summaries import (
+    LogSummary,
+    RecordedLogs,
+    SegmentSize,
+    encode,
+    is_settled,
+    read_modified_and_crc,
+    with_directory,
+)
 from klamm.model import NO_EPOCH, TopicPartition
 
-INSPECTED_PER_STEP: Final = 20
-"""Changed logs whose files are read without giving the loop back: about a millisecond."""
+INSPECTED_PER_STEP: Final = 5
+"""Changed logs whose files are read without giving the loop back: about half a millisecond."""
+VISITED_PER_STEP: Final = 15
+"""The same for logs that have not changed."""
 _ByDir = dict[str, dict[TopicPartition, LogSummary]]
 
 
@@ -34,21 +44,28 @@ class SummaryWriter:
     def write_in_slices(self, slices: Iterable[Iterable[Log]]) -> Iterator[None]:
         """Visit one slice per step, or fewer logs if many have changed; write the changed directories in the last."""
         found: _ByDir = {log_dir.path: {} for log_dir in self._dirs.live}
+        changed: set[str] = set()
         known: dict[TopicPartition, tuple[tuple[object, ...], LogSummary]] = {}
         for logs in slices:
-            self._inspected = 0
+            visited = self._inspected = 0
             for log in logs:
-                if self._inspected >= INSPECTED_PER_STEP:
-                    self._inspected = 0
+                if self._inspected >= INSPECTED_PER_STEP or visited >= VISITED_PER_STEP:
+                    visited = self._inspected = 0
                     yield
+                visited += 1
                 summary = log.disk.run("summarising", lambda log=log: self._settled(log, known))  # type: ignore[misc]
                 if isinstance(summary, LogSummary) and log.log_dir in found:
                     found[log.log_dir][log.topic_partition] = summary
+                    if self._written.get(log.log_dir, {}).get(log.topic_partition) != summary:
+                        changed.add(log.log_dir)
             yield
         self._known = known
         for log_dir in self._dirs.live:
             summaries = found.get(log_dir.path)
-            if summaries is not None and summaries != self._written.get(log_dir.path):
+            if summaries is None:
+                continue
+            # comparing all summaries here would hold the loop
+            if log_dir.path in changed or len(summaries) != len(self._written.get(log_dir.path, ())):
                 self._written[log_dir.path] = summaries
                 self._host.submit(self._job(log_dir.path, RecordedLogs(0, summaries)))
 
@@ -58,7 +75,7 @@ class SummaryWriter:
             return log.unopened.summary
         tp = log.topic_partition
         version = (log.log_end_offset, log.recovery_point, log.truncation_count, log.size_bytes)
-        before = self._known.get(tp)
+        before = self._known.pop(tp, None)  # moved, because freeing all of them at the end would hold the loop
         if before is not None and before[0] == version:
             known[tp] = before
             return before[1]
@@ -71,9 +88,14 @@ class SummaryWriter:
 
     def write_all(self, log_dir: LogDir, logs: Iterable[Log]) -> None:
         """Write the record after a clean stop: all logs are closed, and the marker is written."""
-        summaries = {log.topic_partition: s for log in logs if (s := summarise(self._files, log)) is not None}
-        marker = self._files.stat(f"{log_dir.path}/{names.CLEAN_SHUTDOWN}")
-        self._job(log_dir.path, RecordedLogs(marker.modified_ns, summaries)).work()
+        stopped_ns = self._files.stat(f"{log_dir.path}/{names.CLEAN_SHUTDOWN}").modified_ns
+        summaries = {}
+        for log in logs:
+            if (summary := summarise(self._files, log)) is not None:
+                if log.unopened is None:
+                    summary = with_directory(self._files, log.dir, summary, stopped_ns)
+                summaries[log.topic_partition] = summary
+        self._job(log_dir.path, RecordedLogs(stopped_ns, summaries)).work()
 
     def _job(self, log_dir: str, recorded: RecordedLogs) -> FileJob:
         return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{names.LOG_SUMMARY}", encode(recorded)))
@@ -88,17 +110,20 @@ def summarise(files: Files, log: Log) -> LogSummary | None:
         return None
     active = log.segments.active
     path = active.path(names.LOG)
-    epochs = [e.epoch for e in log.leader_epochs.entries if e.start_offset < log.log_end_offset]
-    if not epochs and log.size_bytes:
+    latest_epoch, epochs_crc = log.leader_epochs.of_records(log.log_end_offset)
+    if latest_epoch == NO_EPOCH and log.size_bytes:
         return None
     sizes = {s.base_offset: s.size_bytes for s in log.segments}
     # the next start finds the same damage
     sizes |= {d.base_offset: d.size_bytes for d in log.damages if d.base_offset >= log.contents.first_base_offset}
+    modified_ns, tail_crc = read_modified_and_crc(files, path, active.size_bytes)
     return LogSummary(
         log.log_end_offset,
-        epochs[-1] if epochs else NO_EPOCH,
+        latest_epoch,
+        epochs_crc,
         log.segments.first.largest_timestamp(),
-        files.stat(path).modified_ns,
-        tail_crc(files, path, active.size_bytes),
+        modified_ns,
+        tail_crc,
+        0,
         tuple(SegmentSize(*s) for s in sorted(sizes.items())),
     )

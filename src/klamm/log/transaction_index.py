@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from klamm.log.files import Files
@@ -19,6 +21,9 @@ class AbortedTxn(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+_last_offset: Final = attrgetter("last_offset")
 
 
 class TransactionIndex:
@@ -54,8 +59,11 @@ class TransactionIndex:
     def collect(self, fetch_offset: int, upper_bound_offset: int) -> tuple[list[AbortedTxn], bool]:
         """Return the transactions that a reader of the range must skip, and whether later segments cannot add any."""
         found = []
-        for txn in self.all():
-            if txn.last_offset >= fetch_offset and txn.first_offset < upper_bound_offset:
+        entries = self.all()
+        # They are in the order of their ends, and those that ended before the range do not concern it.
+        for number in range(bisect_left(entries, fetch_offset, key=_last_offset), len(entries)):
+            txn = entries[number]
+            if txn.first_offset < upper_bound_offset:
                 found.append(txn)
             if txn.last_stable_offset >= upper_bound_offset:
                 return found, True

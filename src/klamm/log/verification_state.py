@@ -31,11 +31,13 @@ NOT_REQUIRED: Final = VerificationGuard()
 class TransactionCheck(NamedTuple):
     """The rules that a leader applies to an append of a transaction, besides those of any producer.
 
-    `guard` is None if the log had an open transaction of the producer and epoch when the request arrived.
+    `guard` is None if the log had an open transaction of the producer and epoch when the request arrived. A marker that
+    `is_of_operator` comes from a client that nobody knows: it ends an open transaction, and raises no epoch.
     """
 
     version: TransactionVersion
     guard: VerificationGuard | None = None
+    is_of_operator: bool = False
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class VerificationStates:
             del self._entries[producer_id]
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget verifications after which no append came. The oldest are first."""
+        """Forget verifications that no append followed. The oldest are first."""
         while self._entries:
             producer_id, entry = next(iter(self._entries.items()))
             if now_ms - entry.started_ms < expiration_ms:

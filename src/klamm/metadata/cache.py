@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from uuid import UUID
 
-from klamm.metadata.snapshot import MetadataSnapshot, PartitionState, TopicState
+from klamm.metadata.snapshot import AppliedUpdate, MetadataSnapshot, PartitionState, TopicState
 from klamm.metadata.update import MetadataUpdate
 from klamm.model import BrokerEndPoints, EndPoint, TopicPartition
 
@@ -24,10 +24,20 @@ class MetadataCache:
         self.update_listeners: list[Callable[[MetadataSnapshot, MetadataUpdate], None]] = []
         """Called with the snapshot before and the update, after the update was applied."""
 
-    def update(self, update: MetadataUpdate) -> tuple[TopicPartition, ...]:
-        """Swap in the next snapshot; return the deleted partitions."""
+    def prepare(self, update: MetadataUpdate) -> Generator[None, None, AppliedUpdate]:
+        """Make the next snapshot in steps, without changing anything."""
+        return self.snapshot.apply_in_steps(update)
+
+    def update(self, update: MetadataUpdate, prepared: AppliedUpdate | None = None) -> tuple[TopicPartition, ...]:
+        """Swap in the next snapshot, so that all of the update becomes visible at once; return the deleted partitions.
+
+        If the snapshot has changed since `prepare`, `prepared` is discarded and the update is applied now.
+        """
         before = self.snapshot
-        self.snapshot, deleted = before.apply(update)
+        if prepared is not None and prepared.before is before:
+            self.snapshot, deleted = prepared.after, prepared.deleted
+        else:
+            self.snapshot, deleted = before.apply(update)
         if self.snapshot.brokers is not before.brokers:
             self._check_listeners()
         self._is_whole = update.is_last_slice
@@ -125,11 +135,13 @@ class MetadataCache:
         """Return the live replicas of a partition that clients can reach through `listener`, by broker id."""
         return self.snapshot.get_partition_replica_endpoints(tp, listener)
 
-    def has_leaders(self, topic: str, partitions: range | list[int]) -> bool:
+    def has_leaders(self, topic: str, partitions: range) -> bool:
         """Return whether each of `partitions` is known and led by a live broker."""
         snapshot = self.snapshot
         state = snapshot.topics.get(topic)
-        if state is None:
+        if state is None or len(state.partitions) < len(partitions):
             return False
-        known = (state.partitions.get(index) for index in partitions)
-        return all(partition is not None and partition.leader in snapshot.brokers for partition in known)
+        brokers = snapshot.brokers
+        # To look up each partition takes five times as long.
+        led = sum([partition.leader in brokers for index, partition in state.partitions.items() if index in partitions])
+        return led == len(partitions)

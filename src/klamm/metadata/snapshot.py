@@ -6,9 +6,10 @@ the same among a thousand as among a hundred thousand. Readers take the referenc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from types import MappingProxyType
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from klamm.lazy_dataclass import lazy_dataclass
@@ -16,7 +17,10 @@ from klamm.metadata.trie import TrieMap
 from klamm.metadata.update import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.model import NO_CONTROLLER, NO_EPOCH, ZERO_UUID, BrokerEndPoints, EndPoint, TopicPartition
 
-__all__ = ["MetadataSnapshot", "PartitionState", "TopicState"]
+__all__ = ["AppliedUpdate", "MetadataSnapshot", "PartitionState", "TopicState"]
+
+PARTITIONS_PER_STEP: Final = 200
+"""Partitions that one step of `apply_in_steps` changes: half a millisecond."""
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -27,6 +31,14 @@ class TopicState:
 
     def sorted_partitions(self) -> list[PartitionState]:
         return sorted(self.partitions.values(), key=_partition_index)
+
+
+class AppliedUpdate(NamedTuple):
+    """An update applied to the snapshot `before`: the next snapshot, and the partitions that the update deleted."""
+
+    before: MetadataSnapshot
+    after: MetadataSnapshot
+    deleted: tuple[TopicPartition, ...]
 
 
 @lazy_dataclass(frozen=True, slots=True)
@@ -45,34 +57,60 @@ class MetadataSnapshot:
     partition_count: int = 0
 
     def apply(self, update: MetadataUpdate) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
-        """Return the snapshot after `update`, and the deleted partitions.
+        """`apply_in_steps` at once: the snapshot after `update`, and the deleted partitions."""
+        steps = self.apply_in_steps(update)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                applied: AppliedUpdate = done.value
+                return applied.after, applied.deleted
+
+    def apply_in_steps(self, update: MetadataUpdate) -> Generator[None, None, AppliedUpdate]:
+        """Apply an update, with a pause after `PARTITIONS_PER_STEP` partitions.
 
         A partition never goes back to an older state (`PartitionState.is_older_than`): an update that was held up and
         overtaken must not undo the newer one. For a deletion (leader -2) only the topic id is checked.
         """
-        topics: dict[str, TopicState | None] = {}
+        topics, topic_names = self.topics, self.topic_names
+        changed: dict[str, TopicState | None] = {}
         names: dict[UUID, str | None] = {}
         deleted: list[TopicPartition] = []
         growth = 0
+        room = PARTITIONS_PER_STEP
         for change in update.topics:
-            before = topics[change.name] if change.name in topics else self.topics.get(change.name)
-            after, gone = _change_topic(before, change)
+            before = changed[change.name] if change.name in changed else topics.get(change.name)
+            after, gone = before, list[TopicPartition]()
+            if before is not None and _is_other_incarnation(before, change):
+                if all(state.is_deletion for state in change.partitions):
+                    continue
+                # The new incarnation deletes all partitions of the previous one, also those with the same number now.
+                after, gone = None, [TopicPartition(before.name, index) for index in sorted(before.partitions)]
+            for part in _parts(change):
+                if room <= 0:
+                    topics, topic_names = topics.with_changes(changed), topic_names.with_changes(names)
+                    changed, names = {}, {}
+                    yield
+                    room = PARTITIONS_PER_STEP
+                room -= 1 + len(part.partitions)
+                after, some = _change_topic(after, part)
+                gone += some
             if after is before:
                 continue
-            topics[change.name] = after
+            changed[change.name] = after
             growth += _size(after) - _size(before)
-            deleted += gone
+            deleted += dict.fromkeys(gone)
             _change_name(names, before, after)
         after_snapshot = MetadataSnapshot(
-            topics=self.topics.with_changes(topics),
-            topic_names=self.topic_names.with_changes(names),
+            topics=topics.with_changes(changed),
+            topic_names=topic_names.with_changes(names),
             brokers=self._brokers_after(update.live_brokers),
             controller_id=max(update.controller_id, NO_CONTROLLER),
             controller_epoch=update.controller_epoch,
             update_count=self.update_count + 1,
             partition_count=self.partition_count + growth,
         )
-        return after_snapshot, tuple(deleted)
+        return AppliedUpdate(self, after_snapshot, tuple(deleted))
 
     def without(self, topics: Iterable[TopicState]) -> tuple[MetadataSnapshot, tuple[TopicPartition, ...]]:
         """Return the snapshot without `topics`, and their partitions.
@@ -139,19 +177,19 @@ def _size(topic: TopicState | None) -> int:
     return 0 if topic is None else len(topic.partitions)
 
 
+def _parts(change: TopicUpdate) -> Iterator[TopicUpdate]:
+    """Split the change of a topic with very many partitions."""
+    if len(change.partitions) <= PARTITIONS_PER_STEP:
+        yield change
+        return
+    for start in range(0, len(change.partitions), PARTITIONS_PER_STEP):
+        yield replace(change, partitions=change.partitions[start : start + PARTITIONS_PER_STEP])
+
+
 def _change_topic(
     before: TopicState | None, change: TopicUpdate
 ) -> tuple[TopicState | None, tuple[TopicPartition, ...]]:
-    """Return the topic after the change (None: deleted) and its deleted partitions.
-
-    A new incarnation deletes all partitions of the previous one, also those with the same number now.
-    """
-    if before is not None and _is_other_incarnation(before, change):
-        if all(state.is_deletion for state in change.partitions):
-            return before, ()
-        lost = tuple(TopicPartition(before.name, index) for index in sorted(before.partitions))
-        after, gone = _change_topic(None, change)
-        return after, tuple(dict.fromkeys((*lost, *gone)))
+    """Return the topic after the change (None: deleted) and its deleted partitions. It is of the same incarnation."""
     known: TrieMap[int, PartitionState] = before.partitions if before is not None else TrieMap()
     changes: dict[int, PartitionState | None] = {}
     deleted: list[TopicPartition] = []

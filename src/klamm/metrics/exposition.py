@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from klamm.metrics.instruments import (
@@ -33,8 +33,10 @@ Metric: TypeAlias = Meter | Counter | Gauge | Histogram | HistogramColumn | Time
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9:]+")
-PIECE: Final = 100
-"""Members per piece. Only meters and gauges have so many: one per partition or topic."""
+PIECE: Final = 30
+"""Members per piece. Meters and gauges have very many: one per partition or topic."""
+HISTOGRAMS: Final = 5
+"""The same for histograms: sorting the samples of one takes a tenth of a millisecond."""
 _QUANTILES: Final = tuple(f"0.{p}" for p in PERCENTILES)
 
 
@@ -43,18 +45,38 @@ def base_name(group: str, type_: str, name: str) -> str:
     return _UNSAFE.sub("_", f"{group}_{type_}_{name}").lower()
 
 
+def exported_names(group: str, type_: str, name: str) -> tuple[str, ...]:
+    """Return the names that a family has or could have, whatever its kind."""
+    base = base_name(group, type_, name)
+    percent = f"{base.removesuffix('percent')}_percent"
+    return base, f"{base}_count", _total_name(base), percent
+
+
 def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> Iterator[str]:
     """Yield all members of one name as text, in pieces if there are many. They are of one kind."""
     tags = list(members)  # a list of all pairs would hold the loop
     base = base_name(group, type_, name)
+    match next(iter(members.values()), None):
+        case Histogram() | HistogramColumn() | Timer():
+            # The lines of one name belong together, below one head.
+            yield from _in_pieces(members, tags, HISTOGRAMS, lambda items: _quantiles(base, items))
+            yield from _in_pieces(members, tags, PIECE, lambda items: _render_counts(base, items))
+        case BusyRatio():
+            yield from _in_pieces(members, tags, max(len(tags), 1), lambda items: _render(base, items))
+        case _:
+            yield from _in_pieces(members, tags, PIECE, lambda items: _render(base, items))
+
+
+def _in_pieces(
+    members: Mapping[Tags, Metric], tags: list[Tags], size: int, render: Callable[[list[tuple[Tags, Any]]], list[str]]
+) -> Iterator[str]:
+    """Yield the lines of all members, `size` members per piece. Only the first piece has the head."""
     has_head = False
-    # Other kinds have two names per family: the lines of one name belong together, below one head.
-    size = PIECE if isinstance(next(iter(members.values()), None), Meter | Counter | Gauge) else max(len(tags), 1)
     for start in range(0, len(tags), size):
         items = [(each, members[each]) for each in tags[start : start + size] if each in members]
         if not items:  # removed meanwhile
             continue
-        lines = _render(base, items)
+        lines = render(items)
         if lines and has_head:
             del lines[0]
         has_head |= bool(lines)
@@ -83,7 +105,7 @@ def _render(base: str, items: list[tuple[Tags, Metric]]) -> list[str]:
         case BusyRatio():
             return _percents(base, [(t, m) for t, m in items if isinstance(m, BusyRatio)])
         case _:
-            return _summaries(base, [(t, m) for t, m in items if isinstance(m, Histogram | HistogramColumn | Timer)])
+            raise AssertionError("histograms have two names")
 
 
 def _total_name(base: str) -> str:
@@ -106,12 +128,16 @@ def _percents(base: str, items: list[tuple[Tags, BusyRatio]]) -> list[str]:
     return lines + _gauges(base.removesuffix("percent") + "_percent", untagged)
 
 
-def _summaries(base: str, items: list[tuple[Tags, Histogram | HistogramColumn | Timer]]) -> list[str]:
+def _quantiles(base: str, items: list[tuple[Tags, Histogram | HistogramColumn | Timer]]) -> list[str]:
     lines = [_head(base, "gauge")]
     for tags, histogram in items:
         for quantile, value in zip(_QUANTILES, histogram.percentiles(), strict=True):
             lines.append(f"{base}{_labels((*tags, ('quantile', quantile)))} {_number(value)}\n")
-    return lines + _counters(f"{base}_count", ((tags, h.count) for tags, h in items))
+    return lines
+
+
+def _render_counts(base: str, items: list[tuple[Tags, Histogram | HistogramColumn | Timer]]) -> list[str]:
+    return _counters(f"{base}_count", ((tags, histogram.count) for tags, histogram in items))
 
 
 def _head(name: str, kind: str) -> str:

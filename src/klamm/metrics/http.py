@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import parse_qs
 
 from klamm.errors import ConfigError
 from klamm.metrics.exposition import CONTENT_TYPE
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 10.0
+"""For the request to arrive, and for the client to read the answer."""
 
 _CHALLENGE: Final = 'WWW-Authenticate: Basic realm="klamm"\r\n'
 
@@ -120,14 +122,21 @@ class _HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
-        self._timer = self._loop.call_later(REQUEST_TIMEOUT_S, self.abort)
+        self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         if self._answer is not None:
             self._answer.cancel()
+
+    def _restart_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(REQUEST_TIMEOUT_S, self.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -153,7 +162,7 @@ class _HttpConnection(asyncio.Protocol):
 
     async def _serve(self, head: bytes) -> None:
         method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
-        path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
+        path, _, query = rest.split(b" ", 1)[0].partition(b"?")
         if path in (b"/healthz", b"/readyz") and method in (b"GET", b"HEAD"):
             self._answer_probe(path)
         elif not self._is_allowed(head):
@@ -165,7 +174,7 @@ class _HttpConnection(asyncio.Protocol):
         elif path == b"/traces":
             await self._list_traces(with_body=method == b"GET")
         else:
-            await self._scrape(with_body=method == b"GET")
+            await self._scrape(_chosen(query), with_body=method == b"GET")
 
     def _answer_probe(self, path: bytes) -> None:
         """Supervisors ask without a password; the answer reveals no more than the state."""
@@ -182,10 +191,11 @@ class _HttpConnection(asyncio.Protocol):
                 return hmac.compare_digest(credential.strip(), self._credential)
         return False
 
-    async def _scrape(self, *, with_body: bool) -> None:
+    async def _scrape(self, names: frozenset[str] | None, *, with_body: bool) -> None:
+        self._stop_timer()  # a busy broker with very many partitions takes long
         pieces = []
         try:
-            for text in self._registry.families():
+            for text in self._registry.families(names):
                 pieces.append(text.encode())
                 await asyncio.sleep(0)
         except Exception:
@@ -206,11 +216,24 @@ class _HttpConnection(asyncio.Protocol):
         await self._send(pieces, with_body=with_body)
 
     async def _send(self, pieces: list[bytes], *, with_body: bool) -> None:
+        """Write the pieces and remove them from the list one by one: freeing all at the end would hold the loop."""
+        self._stop_timer()
         self._write_head("200 OK", sum(map(len, pieces)))
-        for piece in pieces if with_body else ():
-            await self._writable.wait()
-            self._write(piece)
+        left_s = REQUEST_TIMEOUT_S
+        pieces.reverse()
+        while pieces and with_body:
+            if not self._writable.is_set():  # only the time of the client is limited
+                began_s = self._loop.time()
+                try:
+                    async with asyncio.timeout(left_s):
+                        await self._writable.wait()
+                except TimeoutError:
+                    self.abort()
+                    return
+                left_s -= self._loop.time() - began_s
+            self._write(pieces.pop())
             await asyncio.sleep(0)
+        self._restart_timer()
         self._close()
 
     def _respond(self, status: str, text: str, header: str = "") -> None:
@@ -233,3 +256,8 @@ class _HttpConnection(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _chosen(query: bytes) -> frozenset[str] | None:
+    """Return the names of `name[]=...`, as Prometheus's own clients have it; None for all metrics."""
+    return frozenset(parse_qs(query.decode("latin-1")).get("name[]", ())) or None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from klamm.clock import Clock
@@ -32,22 +33,17 @@ class Meter:
     needed and an unread meter costs nothing.
     """
 
-    __slots__ = ("_clock", "_rates", "_read_at", "_read_count", "_started_at", "count")
+    __slots__ = ("_clock", "_rates", "_read_at", "_read_count", "count")
 
     def __init__(self, clock: Clock) -> None:
         self.count = 0
         self._clock = clock
-        self._started_at = self._read_at = clock.monotonic()
+        self._read_at = clock.monotonic()
         self._read_count = 0
         self._rates: dict[int, float] = {}
 
     def mark(self, n: int = 1) -> None:
         self.count += n
-
-    @property
-    def mean_rate(self) -> float:
-        elapsed = self._clock.monotonic() - self._started_at
-        return self.count / elapsed if elapsed > 0 else 0.0
 
     def rate(self, window_minutes: int = 1) -> float:
         """Events per second, exponentially weighted over 1, 5 or 15 minutes."""
@@ -176,7 +172,10 @@ class Histogram:
 
 
 class SampleTable:
-    """Several histograms that are always updated together: a row per update, a histogram per column."""
+    """Several histograms that are always updated together: a row per update, a histogram per column.
+
+    A column may be computed from the row when it is read: rows are written much more often.
+    """
 
     __slots__ = ("count", "rows")
 
@@ -189,17 +188,20 @@ class SampleTable:
         self.count += 1
 
     def column(self, index: int) -> HistogramColumn:
-        return HistogramColumn(self, index)
+        return HistogramColumn(self, itemgetter(index))
+
+    def computed_column(self, value: Callable[[Sequence[Number]], Number]) -> HistogramColumn:
+        return HistogramColumn(self, value)
 
 
 class HistogramColumn:
     """One column of a `SampleTable`, read like a `Histogram`."""
 
-    __slots__ = ("_cache", "_index", "_table")
+    __slots__ = ("_cache", "_table", "_value")
 
-    def __init__(self, table: SampleTable, index: int) -> None:
+    def __init__(self, table: SampleTable, value: Callable[[Sequence[Number]], Number]) -> None:
         self._table = table
-        self._index = index
+        self._value = value
         self._cache: tuple[int, tuple[Number, ...]] = (-1, ())
 
     @property
@@ -208,8 +210,8 @@ class HistogramColumn:
 
     def percentiles(self) -> tuple[Number, ...]:
         if self._cache[0] != self._table.count:
-            count, index = self._table.count, self._index
-            self._cache = (count, percentiles_of(sorted([row[index] for row in self._table.rows.copy()])))
+            count = self._table.count
+            self._cache = (count, percentiles_of(sorted(map(self._value, self._table.rows.copy()))))
         return self._cache[1]
 
 

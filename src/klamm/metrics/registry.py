@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeVar
 
 from klamm.clock import Clock
-from klamm.metrics.exposition import Metric, render_family, render_table
+from klamm.metrics.exposition import Metric, exported_names, render_family, render_table
 from klamm.metrics.instruments import (
     BusyRatio,
     Counter,
@@ -130,12 +130,17 @@ class MetricsRegistry:
         """Kafka's `yammer-metrics-count`."""
         return sum(map(len, list(self._families.values()))) + sum(map(len, list(self._tables.values())))
 
-    def families(self) -> Iterator[str]:
-        """Yield the exposition in pieces, so that a scrape can yield to other work in between."""
-        for (group, type_, name), members in list(self._families.items()):
-            yield from render_family(group, type_, name, members)
-        for (group, type_, name), table in list(self._tables.items()):
-            yield from render_table(group, type_, name, table)
+    def families(self, names: Container[str] | None = None) -> Iterator[str]:
+        """Yield the exposition in pieces, so that a scrape can yield to other work in between.
+
+        With `names`, only the families that export one of these names.
+        """
+        for key, members in list(self._families.items()):
+            if names is None or any(name in names for name in exported_names(*key)):
+                yield from render_family(*key, members)
+        for key, table in list(self._tables.items()):
+            if names is None or any(name in names for name in exported_names(*key)):
+                yield from render_table(*key, table)
 
     def exposition(self) -> str:
         return "".join(self.families())

@@ -64,9 +64,10 @@ class Acceptor:
 
     async def bind(self, loop: asyncio.AbstractEventLoop, receive_buffer_bytes: int) -> None:
         endpoint = self.endpoint
-        receive_buffer = None if receive_buffer_bytes == OS_DEFAULT else receive_buffer_bytes
+        sizes = {socket.SO_RCVBUF: receive_buffer_bytes, socket.SO_SNDBUF: self._send_buffer_bytes}
+        buffers = {option: size for option, size in sizes.items() if size != OS_DEFAULT}
         try:
-            for sock in await bind_sockets(loop, endpoint.host, endpoint.port, receive_buffer):
+            for sock in await bind_sockets(loop, endpoint.host, endpoint.port, buffers):
                 self.port = sock.getsockname()[1]
                 if self.processor.environment.security.has_tls:
                     self._handshakes.listen(sock, self._backlog)
@@ -95,7 +96,6 @@ class Acceptor:
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
         self._open[connection] = None
         self._identify(connection, transport)
-        _tune(transport.get_extra_info("socket"), self._send_buffer_bytes)
         if self._waiting or not self._try_admit(connection):
             self._wait(connection)
 
@@ -193,13 +193,3 @@ class Acceptor:
 
 def _address(address: Any, unknown: tuple[str, int]) -> tuple[str, int]:
     return (str(address[0]), int(address[1])) if isinstance(address, tuple) and len(address) >= 2 else unknown
-
-
-def _tune(sock: socket.socket | None, send_buffer_bytes: int) -> None:
-    """Set the options of an accepted socket. A simulated transport has no socket."""
-    if sock is None:
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if send_buffer_bytes != OS_DEFAULT:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)

@@ -7,20 +7,24 @@ from typing import Any, Final
 
 from klamm.metrics import Meter, MetricsRegistry
 from klamm.network.request_context import ApiSpec, Dispatched, Plane, RequestContext
-from klamm.network.request_metrics import RequestMetrics, error_code_reader, sliced_error_counter
-from klamm.protocol.frames import request_header_version, response_header_version
+from klamm.network.request_metrics import (
+    RequestMetrics,
+    error_code_reader,
+    sliced_error_counter,
+    small_error_code_reader,
+)
+from klamm.protocol.frames import RESPONSE_HEADERS, request_header_version, response_header_version
 from klamm.protocol.wire import Message
 
 ENCODED_WHOLE: Final = frozenset({0, 1, 8, 12})
 """Frequent APIs (Produce, Fetch, OffsetCommit, Heartbeat) whose response size follows from the number of error codes.
 
-Their responses are encoded in slices only above `MAX_CODES` partitions. All others always are: a generator costs half a
-microsecond more.
+Their responses are encoded in slices above `MAX_CODES` partitions, all others above `MAX_WHOLE_ELEMENTS` elements.
 """
 
 
-class VersionedApi:
-    """One API at one version: everything that the hot path needs, looked up in advance."""
+class ApiTableEntry:
+    """A declared API at one version: the values that the hot path needs, looked up in advance. It declares nothing."""
 
     __slots__ = (
         "_count_errors",
@@ -30,14 +34,16 @@ class VersionedApi:
         "is_control",
         "is_read",
         "is_request_flexible",
-        "is_response_sliced",
         "key",
         "metric_name",
         "metrics",
         "name",
+        "pack_response_header",
         "read_error_codes",
+        "read_small_error_codes",
         "request",
         "requests",
+        "response_header_bytes",
         "response_header_version",
         "version",
     )
@@ -50,22 +56,34 @@ class VersionedApi:
         self.request: type[Message] = spec.request
         self.is_control = spec.plane is Plane.CONTROL
         self.is_read = spec.is_read
-        self.is_response_sliced = spec.key not in ENCODED_WHOLE
         self.is_request_flexible = version >= spec.request.FLEXIBLE
         self.has_client_id = request_header_version(spec.key, version) > 0
         self.response_header_version = response_header_version(spec.key, version)
+        self.response_header_bytes = 4 + self.response_header_version
+        """Bytes of the header, without the size before it."""
+        self.pack_response_header: Callable[[int, int], bytes] = RESPONSE_HEADERS[self.response_header_version].pack
         self.dispatch: Callable[[RequestContext, Any], Dispatched] = spec.dispatch
         self.metric_name = spec.metric_name
         self.metrics = metrics
         self.requests: Meter | None = None
         self.read_error_codes: Callable[[Any], list[int] | None] = self._first_error_codes
         """Return the error codes of a response, or None if it is so large that they must be counted in slices."""
+        self.read_small_error_codes: Callable[[Any], list[int] | None] = self._first_small_error_codes
+        """The same, but None for every response that must be encoded in slices."""
         self._count_errors: Callable[[Any, RequestMetrics], Generator[None, None, None]] | None = None
 
     def _first_error_codes(self, response: Message) -> list[int] | None:
         """Compile the reader at the first response, so that a start compiles none."""
         self.read_error_codes = error_code_reader(self._spec.response)
         return self.read_error_codes(response)
+
+    def _first_small_error_codes(self, response: Message) -> list[int] | None:
+        response_class = self._spec.response
+        if self.key in ENCODED_WHOLE:
+            self.read_small_error_codes = error_code_reader(response_class)
+        else:
+            self.read_small_error_codes = small_error_code_reader(response_class, self.version)
+        return self.read_small_error_codes(response)
 
     def count_errors_in_slices(self, response: Message) -> Generator[None, None, None]:
         if self._count_errors is None:
@@ -79,13 +97,13 @@ class VersionedApi:
 
 
 class ApiTable:
-    """Finds a `VersionedApi` by key and version."""
+    """Finds an `ApiTableEntry` by key and version."""
 
     def __init__(self, specs: Iterable[ApiSpec], registry: MetricsRegistry) -> None:
         self._registry = registry
         self._metrics: dict[str, RequestMetrics] = {}
         self._ranges: dict[int, tuple[int, int]] = {}
-        self.by_code: dict[int, VersionedApi] = {}
+        self.by_code: dict[int, ApiTableEntry] = {}
         for spec in specs:
             self._add(spec)
 
@@ -96,7 +114,7 @@ class ApiTable:
         self._ranges[spec.key] = (low, high)
         metrics = self.metrics(spec.name)
         for version in range(low, high + 1):
-            self.by_code[code_of(spec.key, version)] = VersionedApi(spec, version, metrics)
+            self.by_code[code_of(spec.key, version)] = ApiTableEntry(spec, version, metrics)
 
     def metrics(self, name: str) -> RequestMetrics:
         """Return the metrics of an API name, or of one half of a split API. They are created on first use."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Final, cast
 
 from klamm.errors import ErrorCode, ProtocolError
@@ -42,14 +42,11 @@ class Connection(GuardedProtocol):
         "_control_lane",
         "_data_lane",
         "_is_ready",
-        "_monotonic",
         "_on_lost",
         "_on_made",
         "_pipeline",
         "_pool",
         "_quotas",
-        "_recorder",
-        "_traffic",
         "_unfinished_bytes",
         "_unsent",
         "_unsent_bytes",
@@ -58,8 +55,6 @@ class Connection(GuardedProtocol):
         "index",
         "is_admitted",
         "is_closed",
-        "is_write_paused",
-        "last_active_at",
     )
 
     def __init__(
@@ -74,15 +69,10 @@ class Connection(GuardedProtocol):
         self.index = -1
         self.is_admitted = False
         self.is_closed = False
-        self.is_write_paused = False
-        self.last_active_at = 0.0
         self._on_made = on_made
         self._on_lost = on_lost
         self._channel = channel
         self._quotas = channel.quotas
-        self._recorder = environment.recorder
-        self._traffic = environment.traffic
-        self._monotonic = environment.clock.monotonic
         self._pool = channel.memory_pool if channel.memory_pool.limit_bytes > 0 else None
         self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign]
         is_control_plane = environment.is_control_plane
@@ -224,12 +214,17 @@ class Connection(GuardedProtocol):
         if answer.message is None:
             self._give_token(answer.token)
             return
+        api = self._pipeline.api(answer.key, answer.version)
+        body = encode(answer.message, answer.version)
+        api.metrics.count_errors((answer.error_code,))
+        # The client waits for this answer, so no other one will share its write.
+        if answer.problem is None and not self._pipeline.in_flight and self._is_written(api, answer, body, now):
+            return
         self._channel.note_received()
-        request = self._pipeline.answered(answer.key, answer.version, answer.correlation_id, now)
+        request = self._pipeline.answered(api, answer.correlation_id, now)
         if answer.problem is not None:
             request.close_connection()
-        request.api.metrics.count_errors(request.api.read_error_codes(answer.message) or ())
-        self._finish(request, encode(answer.message, answer.version))
+        self._finish(request, body, at_once=True)
 
     def _give_token(self, token: bytes | None) -> None:
         """Write a bare token: its peer has not sent anything else before that is not answered yet."""
@@ -293,14 +288,15 @@ class Connection(GuardedProtocol):
             self._finish(request, None)
             return None
         api = request.api
-        codes = api.read_error_codes(response)
-        if codes is None or api.is_response_sliced or len(codes) > MAX_CODES:
-            return self._begin_encoding(request, response, codes)
+        codes = api.read_small_error_codes(response)
+        if codes is None or len(codes) > MAX_CODES:
+            return self._begin_encoding(request, response)
         self._finish(request, encode(response, api.version))
         api.metrics.count_errors(codes)
         return None
 
-    def _begin_encoding(self, request: Request, response: Message, codes: Iterable[int] | None) -> Steps | None:
+    def _begin_encoding(self, request: Request, response: Message) -> Steps | None:
+        codes = request.api.read_error_codes(response)
         held: Held = [] if request.held is None else request.held
         steps = self._finish_in_slices(request, encoded_in_slices(request, response, codes, held))
         try:
@@ -325,11 +321,11 @@ class Connection(GuardedProtocol):
         if not request.is_complete:
             self._finish(request, None)
 
-    def _finish(self, request: Request, body: list[BytesLike] | None) -> None:
+    def _finish(self, request: Request, body: list[BytesLike] | None, *, at_once: bool = False) -> None:
         is_next = self._pipeline.finish(request, body)
         self._channel.add_unsent(request.response_size_bytes - request.reserved_bytes)
         if is_next:
-            if request.response_size_bytes > FLUSH_BYTES:
+            if at_once or request.sends_at_once or request.response_size_bytes > FLUSH_BYTES:
                 self.flush()
             elif not self._is_ready:
                 self._is_ready = True
@@ -408,7 +404,7 @@ class Connection(GuardedProtocol):
     # The end.
 
     def is_idle_since(self, moment: float) -> bool:
-        """Return whether no byte came or left since then and no request is in flight, except for unread responses."""
+        """Return whether no byte was received or sent since then, and nothing but unread responses is in flight."""
         return self.last_active_at <= moment and (not self._pipeline.in_flight or self.is_write_paused)
 
     def has_ended(self) -> bool:

@@ -7,6 +7,7 @@ open; a broker may still prove its id there, with the mechanism KLAMM-PEER.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
 from klamm.errors import ProtocolError
@@ -23,8 +24,16 @@ HANDSHAKE: Final = SaslHandshakeRequest.KEY
 AUTHENTICATE: Final = SaslAuthenticateRequest.KEY
 SASL_KEYS: Final = (bytes([0, HANDSHAKE]), bytes([0, AUTHENTICATE]))
 """The first bytes of a frame that the gate must see even when it is open."""
+_SHORT_FRAME: Final = 128
 MIN_REAUTHENTICATION_MS: Final = 1_000
 """A connection may authenticate again once per second, as in Kafka."""
+
+# A lookup in an Enum costs more than a comparison, and a login has a dozen of them.
+_IN_HANDSHAKE: Final = SaslState.HANDSHAKE
+_IN_AUTHENTICATE: Final = SaslState.AUTHENTICATE
+_IN_TOKENS: Final = SaslState.TOKENS
+_COMPLETE: Final = SaslState.COMPLETE
+_FAILED: Final = SaslState.FAILED
 
 M = TypeVar("M", bound=Message)
 
@@ -37,6 +46,8 @@ class Answer(NamedTuple):
     correlation_id: int = 0
     message: Message | None = None
     token: bytes | None = None
+    error_code: int = 0
+    """The error in `message`."""
     problem: str | None = None
     """Why the authentication failed: the connection ends after a delay."""
 
@@ -44,7 +55,16 @@ class Answer(NamedTuple):
 class Gate:
     """One per connection. It writes the principal and the proven broker id into the connection's context."""
 
-    __slots__ = ("_began_at_ms", "_context", "_exchange", "_is_peer", "is_closed", "security", "session")
+    __slots__ = (
+        "_began_at_ms",
+        "_context",
+        "_exchange",
+        "_has_expired",
+        "_is_peer",
+        "is_closed",
+        "security",
+        "session",
+    )
 
     def __init__(self, security: ListenerSecurity, context: ChannelContext) -> None:
         self.security = security
@@ -54,20 +74,17 @@ class Gate:
         self._began_at_ms = -MIN_REAUTHENTICATION_MS
         self.session: SaslSession | None = None
         """The session of the last successful exchange, except for a broker's proof."""
+        self._has_expired = False
         self.is_closed = security.has_tls or security.has_sasl
         if security.has_sasl:
             assert security.sasl is not None, "a SASL listener has mechanisms"
             self._exchange = SaslServerAuthenticator(security.sasl)
 
     @property
-    def is_authenticating(self) -> bool:
-        return self._exchange is not None
-
-    @property
     def expects_token(self) -> bool:
         """Whether the next frame carries a password or a proof."""
         exchange = self._exchange
-        return exchange is not None and exchange.state is not SaslState.HANDSHAKE
+        return exchange is not None and exchange.state is not _IN_HANDSHAKE
 
     @property
     def max_receive_bytes(self) -> int | None:
@@ -89,21 +106,22 @@ class Gate:
 
     def expire(self) -> None:
         """End the session: the next request closes the connection, unless it begins an exchange."""
-        self.is_closed = True
+        self.is_closed = self._has_expired = True
 
     def receive(self, frame: Frame, now_ms: int) -> Answer | None:
         """Return None if the frame passes as a request. Raises ProtocolError if the connection must be closed."""
         exchange = self._exchange
-        if exchange is not None and exchange.state is SaslState.FAILED:
-            raise ProtocolError("its authentication has failed")
-        if exchange is not None and exchange.state is SaslState.TOKENS:
+        state = None if exchange is None else exchange.state
+        if exchange is not None and state is _IN_TOKENS:
             return self._token(exchange, bytes(frame), now_ms)
+        if state is _FAILED:
+            raise ProtocolError("its authentication has failed")
         if len(frame) < REQUEST_HEADER.size:
             raise ProtocolError(f"a request of {len(frame)} bytes has no header")
         key, version, correlation_id, _ = REQUEST_HEADER.unpack_from(frame)
         if exchange is None:
             return self._begin(frame, key, version, correlation_id, now_ms)
-        if exchange.state is SaslState.HANDSHAKE:
+        if state is _IN_HANDSHAKE:
             if key == API_VERSIONS:
                 return None
             if key == HANDSHAKE:
@@ -118,7 +136,7 @@ class Gate:
         security = self.security
         exchange: SaslServerAuthenticator | None = None
         if key == HANDSHAKE:
-            is_peer = _mechanism(frame, version) == KLAMM_PEER
+            is_peer = mechanism_of(frame, version) == KLAMM_PEER
             if is_peer and security.peer is not None and not self.is_closed:
                 exchange = SaslServerAuthenticator(security.peer)
             elif not is_peer and self._may_authenticate_again(now_ms):
@@ -140,36 +158,39 @@ class Gate:
         return has_end and now_ms - self._began_at_ms >= MIN_REAUTHENTICATION_MS
 
     def _handshake(self, exchange: SaslServerAuthenticator, frame: Frame, version: int, correlation_id: int) -> Answer:
-        response = exchange.handshake(_mechanism(frame, version), version)
-        if exchange.state is SaslState.TOKENS and self._is_peer:
+        response = exchange.handshake(mechanism_of(frame, version), version)
+        if exchange.state is _IN_TOKENS and self._is_peer:
             exchange.fail("a broker must prove its id with SaslAuthenticate")
-        problem = self._end_if_failed(exchange)
-        return Answer(HANDSHAKE, version, correlation_id, response, problem=problem)
+        problem = self._end_if_failed(exchange) if exchange.state is _FAILED else None
+        return Answer(HANDSHAKE, version, correlation_id, response, None, response.error_code, problem)
 
     def _authenticate(
         self, exchange: SaslServerAuthenticator, frame: Frame, version: int, correlation_id: int, now_ms: int
     ) -> Answer:
-        request = _decoded(SaslAuthenticateRequest, frame, version)
-        response = exchange.authenticate(bytes(request.auth_bytes), now_ms)
-        if exchange.state is SaslState.COMPLETE:
+        response = exchange.authenticate(auth_bytes_of(frame, version), now_ms)
+        problem = None
+        if exchange.state is _COMPLETE:
             self._complete(exchange, knows_sessions=version > 0)
-        problem = self._end_if_failed(exchange)
-        return Answer(AUTHENTICATE, version, correlation_id, response, problem=problem)
+        elif exchange.state is _FAILED:
+            problem = self._end_if_failed(exchange)
+        return Answer(AUTHENTICATE, version, correlation_id, response, None, response.error_code, problem)
 
     def _token(self, exchange: SaslServerAuthenticator, token: bytes, now_ms: int) -> Answer:
         challenge = exchange.token(token, now_ms)
-        if exchange.state is SaslState.COMPLETE:
+        if exchange.state is _COMPLETE:
             self._complete(exchange, knows_sessions=False)
         return Answer(token=challenge, problem=self._end_if_failed(exchange))
 
     def _complete(self, exchange: SaslServerAuthenticator, *, knows_sessions: bool) -> None:
         session, context, counts = exchange.session, self._context, self.security.counts
         assert session is not None
-        self._exchange, self.is_closed = None, False
+        self._exchange = None
         if self._is_peer:
+            self.is_closed = self._has_expired  # The session may have ended during the proof, which does not renew it.
             context.peer_broker_id = int(session.user)
             self._is_peer = False
             return
+        self.is_closed = self._has_expired = False
         if self.session is None:
             counts.succeeded += 1
             counts.without_reauthentication += not knows_sessions
@@ -183,7 +204,7 @@ class Gate:
         return Answer(problem=self._end_if_failed(exchange))
 
     def _end_if_failed(self, exchange: SaslServerAuthenticator) -> str | None:
-        if exchange.state is not SaslState.FAILED:
+        if exchange.state is not _FAILED:
             return None
         self.is_closed = True
         if self.session is None or self._is_peer:
@@ -193,12 +214,39 @@ class Gate:
         return exchange.problem
 
 
-def _mechanism(frame: Frame, version: int) -> str:
+def mechanism_of(frame: Frame, version: int) -> str:
+    if len(frame) <= _SHORT_FRAME and type(frame) is bytes:
+        return _mechanism_of_short(frame[:4] + frame[8:], version)
     return _decoded(SaslHandshakeRequest, frame, version).mechanism
+
+
+@lru_cache(maxsize=64)
+def _mechanism_of_short(frame: bytes, version: int) -> str:
+    """Take a frame without its correlation id: clients with the same id send the same bytes."""
+    return _decoded(SaslHandshakeRequest, frame[:4] + bytes(4) + frame[4:], version).mechanism
+
+
+def auth_bytes_of(frame: Frame, version: int) -> bytes:
+    """Return the token of SaslAuthenticate. Versions 0 and 1 hold nothing else."""
+    if 0 <= version <= 1 and type(frame) is bytes:
+        at = _body_position(frame, is_flexible=False) + 4
+        if int.from_bytes(frame[at - 4 : at], "big") == len(frame) - at:
+            return frame[at:]
+    return bytes(_decoded(SaslAuthenticateRequest, frame, version).auth_bytes)
 
 
 def _decoded(request: type[M], frame: Frame, version: int) -> M:
     if version not in request.VERSIONS:
         raise ProtocolError(f"version {version} of API key {request.KEY} is not served")
-    _, position = decode_request_header(frame)
-    return decode(request, version, frame, position)[0]
+    return decode(request, version, frame, _body_position(frame, is_flexible=version >= request.FLEXIBLE))[0]
+
+
+def _body_position(frame: Frame, *, is_flexible: bool) -> int:
+    """Skip the header. One with a client id in ASCII and without tagged fields needs no closer look."""
+    end = 10 + (frame[8] << 8 | frame[9])
+    if frame[8] < 0x80 and end < len(frame) and frame[10:end].isascii():
+        if not is_flexible:
+            return end
+        if frame[end] == 0:
+            return end + 1
+    return decode_request_header(frame)[1]

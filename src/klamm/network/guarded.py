@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import Final
 
+from klamm.network.api_table import ApiTableEntry
 from klamm.network.connection_environment import ConnectionEnvironment
 from klamm.network.gate import Answer, Gate
 from klamm.network.muting import AUTHENTICATION, PausableProtocol
 from klamm.network.request_context import ChannelContext
 from klamm.protocol.frames import Frame, FrameReader
+from klamm.protocol.wire import BytesLike
 
+MAX_DIRECT_BYTES: Final = 1024
+"""A larger answer of an authentication takes the way of all responses: it counts bytes that a client does not read."""
 _log = logging.getLogger(__name__)
 
 
@@ -21,20 +26,27 @@ class GuardedProtocol(PausableProtocol):
     __slots__ = (
         "_deadline",
         "_max_request_bytes",
+        "_monotonic",
         "_now_ms",
         "_reader",
+        "_recorder",
         "_session_end",
+        "_traffic",
         "context",
         "gate",
-        "note_slice",
+        "is_write_paused",
+        "last_active_at",
     )
 
     def __init__(self, environment: ConnectionEnvironment) -> None:
         super().__init__(environment.loop)
         self.context = ChannelContext()
-        self.note_slice = environment.channel.note_slice
         self.gate = Gate(environment.security, self.context)
-        self._now_ms = environment.clock.now_ms
+        self.is_write_paused = False
+        self.last_active_at = 0.0
+        self._recorder = environment.recorder
+        self._traffic = environment.traffic
+        self._now_ms, self._monotonic = environment.clock.now_ms, environment.clock.monotonic
         self._max_request_bytes = environment.max_request_bytes
         limit = self.gate.max_receive_bytes
         self._reader = FrameReader(
@@ -72,7 +84,7 @@ class GuardedProtocol(PausableProtocol):
         An attempt from an address with many failures waits before its password is checked.
         """
         gate = self.gate
-        if gate.expects_token and (wait_s := gate.security.budget.wait_s(self.context.client_host, now)) > 0:
+        if (wait_s := gate.security.budget.wait_s(self.context.client_host, now)) > 0 and gate.expects_token:
             self.pause(AUTHENTICATION)
             self._loop.call_later(wait_s, self.resume, AUTHENTICATION)
             return False
@@ -98,7 +110,9 @@ class GuardedProtocol(PausableProtocol):
 
     def _on_refused(self, answer: Answer, now: float) -> None:
         security, context = self.gate.security, self.context
-        _log.info("Failed authentication with %s (%s)", context.connection_id, answer.problem)
+        problem = answer.problem or ""
+        if (more := security.failures.note(context.client_host, problem, now)) is not None:
+            _log.info("Failed authentication with %s (%s%s)", context.connection_id, problem, more)
         security.budget.note_failure(context.client_host, now)
         self._cancel_authentication()
         self.pause(AUTHENTICATION)
@@ -108,6 +122,25 @@ class GuardedProtocol(PausableProtocol):
         self._deadline = None
         self.stop_reading()
         self._give(answer, now)
+
+    def _is_written(self, api: ApiTableEntry, answer: Answer, body: list[BytesLike], received_at: float) -> bool:
+        """Write a small answer that no earlier one precedes. Returns False if it must take the usual way.
+
+        Answers are most of a login's cost, so they do not become a Request.
+        """
+        transport = self._transport
+        first = body[0]
+        size = api.response_header_bytes + len(first)
+        if transport is None or self.is_write_paused or len(body) > 1 or size > MAX_DIRECT_BYTES:
+            return False
+        if self._recorder.is_logging or transport.is_closing():
+            return False
+        begun = self._monotonic()
+        transport.write(api.pack_response_header(size, answer.correlation_id) + first)
+        now = self.last_active_at = self._monotonic()
+        self._traffic.outgoing_bytes += size + 4
+        self._recorder.record_answer(api, received_at, begun, now)
+        return True
 
     # The connection has these.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
 _ATTEMPTS: Final = 16
@@ -19,11 +20,11 @@ class OwnNetwork(Protocol):
 
 
 async def bind_sockets(
-    loop: asyncio.AbstractEventLoop, host: str, port: int, receive_buffer_bytes: int | None
+    loop: asyncio.AbstractEventLoop, host: str, port: int, buffers: Mapping[int, int]
 ) -> list[socket.socket]:
     """Bind every address of `host` (all addresses if it is empty). Port 0 picks one port that is free on all of them.
 
-    Raises OSError.
+    `buffers` has sizes by socket option. Accepted connections inherit all options. Raises OSError.
     """
     if isinstance(loop, OwnNetwork):
         return [loop.bind_listener(host, port)]
@@ -31,19 +32,19 @@ async def bind_sockets(
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     for attempt in range(_ATTEMPTS):
         try:
-            return _bind_all(addresses, receive_buffer_bytes)
+            return _bind_all(addresses, buffers)
         except OSError as error:
             if port != 0 or error.errno != errno.EADDRINUSE or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
-def _bind_all(addresses: list[tuple[Any, Any]], receive_buffer_bytes: int | None) -> list[socket.socket]:
+def _bind_all(addresses: list[tuple[Any, Any]], buffers: Mapping[int, int]) -> list[socket.socket]:
     bound: list[socket.socket] = []
     try:
         for family, address in addresses:
             port = bound[0].getsockname()[1] if bound else address[1]
-            sock = _bind(family, (address[0], port, *address[2:]), receive_buffer_bytes)
+            sock = _bind(family, (address[0], port, *address[2:]), buffers)
             if sock is not None:
                 bound.append(sock)
         if not bound:
@@ -55,7 +56,7 @@ def _bind_all(addresses: list[tuple[Any, Any]], receive_buffer_bytes: int | None
     return bound
 
 
-def _bind(family: int, address: tuple[Any, ...], receive_buffer_bytes: int | None) -> socket.socket | None:
+def _bind(family: int, address: tuple[Any, ...], buffers: Mapping[int, int]) -> socket.socket | None:
     """A bound socket, or None if the system does not have this address family."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -66,8 +67,10 @@ def _bind(family: int, address: tuple[Any, ...], receive_buffer_bytes: int | Non
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if receive_buffer_bytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, size in buffers.items():
+            sock.setsockopt(socket.SOL_SOCKET, option, size)
         sock.bind(address)
     except OSError as error:
         sock.close()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator
 from mmap import mmap
 from typing import Any, Final, Protocol
 
-from klamm.network.api_table import VersionedApi
+from klamm.network.api_table import ApiTableEntry
 from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.network.request_decoder import RequestDecoder
 from klamm.protocol.chunked import CHUNK, Held, release, rows_of
@@ -49,7 +49,7 @@ class Request(RequestContext):
     def __init__(
         self,
         connection: Responder,
-        api: VersionedApi,
+        api: ApiTableEntry,
         correlation_id: int,
         frame: Frame,
         received_at: float,
@@ -61,16 +61,15 @@ class Request(RequestContext):
         self.client_id = None
         self.channel = connection.context
         self.throttle_time_ms = 0
-        self.closes_connection = False
+        self.closes_connection = self.sends_at_once = False
         self.connection = connection
         self.api = api
         self.frame: Frame = frame
         """Header and body until a handler decodes them, then empty."""
-        self.size_bytes = len(frame)
+        self.size_bytes = self.pooled_bytes = len(frame)
+        """`pooled_bytes`: the share of the memory pool that the frame holds until it is decoded."""
         self.held: Held | None = None
         """The lists of a large request and of its response, which are freed in steps after the request's end."""
-        self.pooled_bytes = 0
-        """The share of the memory pool that the frame holds."""
         self.received_at = self.dequeued_at = self.local_done_at = self.remote_done_at = self.turn_at = received_at
         """`turn_at`: this response and all earlier ones of the connection were complete."""
         self.sliced_seconds = 0.0
@@ -118,8 +117,9 @@ class Request(RequestContext):
             if self.held is not None:
                 self.held[:0] = rows_of(collection)  # It may refer to arrays of the request, which come later.
 
-    def note_slice(self) -> None:
-        self.connection.note_slice()
+    def free_in_steps(self, steps: Steps) -> None:
+        self.held = [] if self.held is None else self.held
+        self.held.insert(0, steps)
 
     def hold_frame(self, frame: Frame) -> None:
         """Free the pages of a very large frame in steps, after the parts of the message that refer to them."""
@@ -166,9 +166,6 @@ class Responder(Protocol):
 
     def begin_slices(self, request: Request) -> None:
         """Hold back the next requests of the connection: this one is worked on in slices."""
-
-    def note_slice(self) -> None:
-        """Note that a request which takes several slices begins another one."""
 
     def end_slices(self, request: Request) -> None:
         """Release the next requests of the connection."""

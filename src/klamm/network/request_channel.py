@@ -8,6 +8,7 @@ Completed responses wait in their connection; the channel knows which connection
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -18,6 +19,7 @@ from klamm.network.hoard import Hoard
 from klamm.network.request import Request
 from klamm.network.request_queue import Lane, RequestQueue
 from klamm.network.request_tracer import RequestTracer
+from klamm.network.slice_passes import SlicePasses
 
 CONTROL_PLANE_QUEUE_LIMIT: Final = 20
 UNLIMITED: Final = -1
@@ -82,11 +84,10 @@ class RequestChannel:
         self.unsent_bytes = 0
         """Responses, complete or reserved, that their clients have not read."""
         self.freed_frames = FreedFrames(loop)
-        self.collect: Callable[[], None] | None = None
-        """Collects garbage between slices: a pass of the collector that comes late holds the loop."""
+        self.passes = SlicePasses()
         self.wake_handlers: Callable[[], None] = _no_handlers
         self.flushes_itself = False
-        self._to_flush: list[Callable[[], None]] = []
+        self._to_flush: deque[Callable[[], None]] = deque()
         self._flush_is_scheduled = False
         self._drained: asyncio.Future[None] | None = None
         self._register(registry)
@@ -108,10 +109,14 @@ class RequestChannel:
     def send_request(self, lane: Lane, request: Request) -> bool:
         """Queue a request. Return False if its queue is full: the lane reports when there is room."""
         self.in_flight += 1
-        if self.tracer.is_on:
-            self.tracer.begin(request, self.data.size, self.control.size)
-        request.pooled_bytes = request.size_bytes
-        self.memory_pool.used_bytes += request.size_bytes
+        tracer = self.tracer
+        if tracer.is_on:
+            tracer.left -= 1
+            if tracer.left <= 0:
+                tracer.begin(request, self.data.size, self.control.size)
+        self.memory_pool.used_bytes += request.pooled_bytes
+        if lane.is_listed:  # The handlers know of the lane.
+            return lane.queue.offer(lane, request)
         is_queued = lane.queue.offer(lane, request)
         self.wake_handlers()
         return is_queued
@@ -126,11 +131,6 @@ class RequestChannel:
         frame, request.frame = request.frame, b""
         self.freed_frames.add(frame)
 
-    def note_slice(self) -> None:
-        """A request that takes several slices begins another one."""
-        if self.collect is not None:
-            self.collect()
-
     def note_received(self) -> None:
         """Count a request that needs no handler."""
         self.in_flight += 1
@@ -139,7 +139,7 @@ class RequestChannel:
         """Give a lane turns again: its client reads, its connection has ended, or its work in slices is done."""
         if lane:
             lane.queue.list_again(lane)
-        self.wake_handlers()
+            self.wake_handlers()
 
     def admit_waiting(self) -> None:
         """Read connections again that wait for room or memory, longest wait first, while there is some."""
@@ -166,17 +166,16 @@ class RequestChannel:
 
     def flush(self) -> None:
         """Send all responses that are ready, including those that become ready meanwhile."""
-        while self._to_flush:
-            ready, self._to_flush = self._to_flush, []
-            for flush in ready:
-                flush()
+        to_flush = self._to_flush
+        while to_flush:
+            to_flush.popleft()()
 
     def response_room(self) -> int:
         """Return how large a response may be now: half of the rest, so that a few slow readers do not take it all."""
         return max(LEAST_RESPONSE_BYTES, (UNSENT_RESPONSE_BYTES - self.unsent_bytes) // 2)
 
     def add_unsent(self, size_bytes: int) -> None:
-        """Count bytes of a response that its client has not read; negative if they have left or will not come."""
+        """Count bytes of a response that its client has not read; negative if they were sent or are not needed."""
         self.unsent_bytes += size_bytes
 
     def note_sent(self, count: int, size_bytes: int) -> None:

@@ -88,6 +88,7 @@ class RequestContext:
         "closes_connection",
         "correlation_id",
         "now_ms",
+        "sends_at_once",
         "throttle_time_ms",
         "trace",
     )
@@ -110,6 +111,8 @@ class RequestContext:
         self.now_ms = now_ms
         self.throttle_time_ms = 0
         self.closes_connection = False
+        self.sends_at_once = False
+        """Whether the response leaves before the turn of the loop ends: its reader is what other requests wait for."""
         self.trace: RequestTrace | None = None
         """The trace of this request; None for most."""
 
@@ -135,8 +138,10 @@ class RequestContext:
         Dictionaries and sets are emptied then, so nobody else may use them.
         """
 
-    def note_slice(self) -> None:
-        """Call between slices of work in a task of its own. Sliced handlers are noted by the network layer."""
+    def free_in_steps(self, steps: Generator[None, None, None]) -> None:
+        """Take these steps after the request's end."""
+        for _ in steps:
+            pass
 
     def freed(self) -> Generator[None, None, None]:
         """The steps that free the request and what was held: for a handler that waits long and needs neither."""
@@ -184,7 +189,7 @@ class RequestContext:
 
 
 class ApiSpec(Protocol):
-    """One API as the network layer needs it."""
+    """The declaration of an API (`klamm.apis.api_declaration.Api`) as the network layer sees it: `apis` is above it."""
 
     @property
     def key(self) -> int: ...

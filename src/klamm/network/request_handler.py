@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextvars import copy_context
 from functools import partial
+from mmap import mmap
 from types import GeneratorType
 from typing import Any, Final
 
@@ -38,8 +39,10 @@ from klamm.network.request import Request, Steps
 from klamm.network.request_channel import RequestChannel
 from klamm.network.request_queue import RequestQueue
 from klamm.network.sliced_work import SlicedWork
+from klamm.protocol.chunked import Held
 from klamm.protocol.frames import API_VERSIONS
 from klamm.protocol.wire import Message
+from klamm.waiting import follow
 
 _log = logging.getLogger(__name__)
 TURN_SECONDS: Final = 0.001
@@ -54,7 +57,7 @@ SLICE_SECONDS: Final = 0.002
 WHOLE_BYTES: Final = 16 * 1024
 """Larger requests are decoded in slices."""
 FEW_ROWS: Final = 2
-"""Requests that were decoded in so many slices are freed at once: most have large records and few partitions."""
+"""Requests that were decoded in at most this many slices are freed at once: most have large records, few partitions."""
 CONTROL_ROUNDS: Final = 8
 CONTROL_SECONDS: Final = 0.002
 _GROUP: Final = "kafka.server"
@@ -75,6 +78,7 @@ class KafkaRequestHandlerPool:
         if num_io_threads < 1:
             raise ValueError(f"num.io.threads is {num_io_threads}; at least one handler is needed")
         self._channel = channel
+        self._release_memory = channel.release_memory
         self._tracer = channel.tracer
         self._loop = loop
         self._context = copy_context()
@@ -85,8 +89,8 @@ class KafkaRequestHandlerPool:
         self._is_scheduled = False
         self._is_running = False
         self._serves_data = False
-        self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done, channel.note_slice)
-        self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done, channel.note_slice)
+        self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done)
+        self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done)
         self._was_sliced = False
         self._was_control_sliced = False
         """Control requests do not come first here: any client can send large ones, although they are refused in the
@@ -96,7 +100,7 @@ class KafkaRequestHandlerPool:
         self._rounds = 0
         self._data_at = 0.0
         self.on_failed: Callable[[Request, str], None] = lambda request, error: None
-        """Called when a handler failed, before its connection is closed."""
+        """Called when a handler failed and its connection is being closed."""
         self._idle = registry.busy_ratio(_GROUP, _TYPE, "RequestHandlerAvgIdlePercent")
         self._control_idle = registry.busy_ratio(_GROUP, _TYPE, "ControlPlaneRequestHandlerAvgIdlePercent")
 
@@ -130,6 +134,7 @@ class KafkaRequestHandlerPool:
     def shutdown(self) -> None:
         """Stop handling requests; queued requests stay in the queue."""
         self._is_running = False
+        self._channel.passes.end()
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -143,32 +148,48 @@ class KafkaRequestHandlerPool:
         channel = self._channel
         control, data = channel.control, channel.data
         channel.flushes_itself = True
-        if control:
-            self._handle_some(control, control.size, self._control_idle)
-        if not self._continue_sliced() and data:
-            if not self._serves_data:
-                self._answer_api_versions(data)
-            elif not self._control_first():
-                self._handle_some(data, self._size, self._idle)
-                self._rounds, self._data_at = 0, self._monotonic()
-        channel.flushes_itself = False
-        channel.flush()
+        try:
+            if control:
+                self._handle_some(control, control.size, self._control_idle)
+            if not self._continue_sliced() and data:
+                if not self._serves_data:
+                    self._answer_api_versions(data)
+                elif not self._control_first():
+                    self._handle_some(data, self._size, self._idle)
+                    self._rounds, self._data_at = 0, self._monotonic()
+        finally:  # Only a bug raises here. The requests that are left must not wait because of it.
+            channel.flushes_itself = False
+            if control or self._sliced_control or self._sliced or (data and self._serves_data):
+                self._schedule()
+            channel.flush()
         if control.waiting or data.waiting or channel.memory_pool.waiting:
             channel.admit_waiting()
-        if control or self._sliced_control or self._sliced or (data and self._serves_data):
-            self._schedule()
 
     def _continue_sliced(self) -> bool:
-        """Continue a request that takes several slices, in every other turn. Return whether there was one."""
-        is_control = bool(self._sliced_control) and not (self._sliced and self._was_control_sliced)
-        work, ratio = (self._sliced_control, self._control_idle) if is_control else (self._sliced, self._idle)
-        if not work or self._was_sliced:
+        """Continue a request that takes several slices, in every other turn. Return whether there was one.
+
+        A pass of the collector has a turn of its own: together with a slice it would hold the loop for too long.
+        """
+        if self._was_sliced or not (self._sliced_control or self._sliced):
             self._was_sliced = False
             return False
         self._was_sliced = True
-        self._was_control_sliced = is_control
+        passes = self._channel.passes
         start = self._monotonic()
-        ratio.busy_seconds += work.run(SLICE_SECONDS) - start
+        if passes.is_due:
+            passes.run()
+            self._idle.busy_seconds += self._monotonic() - start
+            return True
+        is_control = bool(self._sliced_control) and not (self._sliced and self._was_control_sliced)
+        work, ratio = (self._sliced_control, self._control_idle) if is_control else (self._sliced, self._idle)
+        self._was_control_sliced = is_control
+        passes.hold_back()
+        seconds = work.run(SLICE_SECONDS) - start
+        if self._sliced_control or self._sliced:
+            passes.note_slice(seconds)
+        else:
+            passes.end()
+        ratio.busy_seconds += seconds
         return True
 
     def _control_first(self) -> bool:
@@ -181,54 +202,94 @@ class KafkaRequestHandlerPool:
         """Answer ApiVersions while the data plane is closed: other brokers send it before control requests."""
         for request in data.take_all(API_VERSIONS):
             request.dequeued_at = self._monotonic()
+            request.now_ms = self._now_ms()
             self._handle(request)
 
     def _handle_some(self, queue: RequestQueue, most: int, ratio: BusyRatio) -> None:
+        take, handle = queue.take, self._handle
         now = start = self._monotonic()
+        now_ms, next_ms = self._now_ms(), start + 0.001
         long_enough, too_long = start + TURN_SECONDS, start + MAX_TURN_SECONDS
         while now < long_enough or (most > 0 and now < too_long):
-            request = queue.take()
+            request = take()
             if request is None:
                 break
             most -= 1
+            if now > next_ms:  # One reading serves all requests of a millisecond.
+                now_ms, next_ms = self._now_ms(), now + 0.001
             request.dequeued_at = now
-            now = self._handle(request)
+            request.now_ms = now_ms
+            now = handle(request)
         ratio.busy_seconds += now - start
 
     def _handle(self, request: Request) -> float:
         """Run the API and return the time at which it was done."""
-        request.now_ms = self._now_ms()
-        connection = request.connection
+        connection, api = request.connection, request.api
         if request.is_dropped or ((connection.is_closed or connection.paused) and request.is_abandoned):
             connection.drop(request)
-        elif request.size_bytes > WHOLE_BYTES:
-            self._begin(request, self._handle_large(request))
-        else:
-            try:
-                request.client_id, message = connection.decoder.decode(request.api, request.frame)
-            except ProtocolError as error:
-                connection.refuse(request, str(error))
+            return self._monotonic()
+        try:
+            if request.size_bytes <= WHOLE_BYTES:
+                request.client_id, message = connection.decoder.decode(api, request.frame)
             else:
-                request.frame = b""
-                rest = self._dispatch(request, message)
-                if rest is not None:
-                    self._begin(request, rest)
-            self._channel.release_memory(request)
+                large = self._begin_large(request)
+                if large is None:
+                    return self._monotonic()
+                message = large
+        except ProtocolError as error:
+            connection.refuse(request, str(error))
+        except Exception:
+            request.local_done_at = request.remote_done_at = self._monotonic()
+            self._on_bug(request)
+        else:
+            request.frame = b""
+            rest = self._dispatch(request, message)
+            if rest is not None:
+                self._begin(request, rest)
+        self._release_memory(request)
         return self._monotonic()
 
-    def _handle_large(self, request: Request) -> Steps:
+    def _begin_large(self, request: Request) -> Message | None:
+        """Decode the first slice of a large request. Return the message if that is all of it, else continue later.
+
+        Most large requests are a few record batches: after one slice they are handled like small ones. Frames with
+        pages of their own are not, because the pages are freed in steps.
+        """
+        decoder = request.connection.decoder
+        if isinstance(request.frame, mmap):
+            # Only the request keeps the rows: pages are not freed while something else does.
+            request.held = []
+            decoding = decoder.decode_in_slices(request.api, request.frame, request.held)
+            self._begin(request, self._handle_large(request, decoding))
+            return None
+        held: Held = []
+        decoding = decoder.decode_in_slices(request.api, request.frame, held)
+        try:
+            next(decoding)
+        except StopIteration as done:
+            request.client_id, message = done.value
+            large: Message = message
+            return large
+        request.note_first_slice(self._monotonic() - request.dequeued_at)
+        request.held = held
+        self._add_sliced(request, self._handle_large(request, decoding))
+        return None
+
+    def _handle_large(self, request: Request, decoding: Generator[None, None, tuple[str | None, Message]]) -> Steps:
+        """Continue with a large request. A generator that has ended keeps nothing, so `decoding` may stay."""
         frame, request.frame = request.frame, b""
-        request.held = []
         rest = None
         try:
-            decoding = request.connection.decoder.decode_in_slices(request.api, frame, request.held)
             request.client_id, message = yield from decoding
-            if len(request.held) <= FEW_ROWS:
+            if request.held is not None and len(request.held) <= FEW_ROWS:
                 request.held = None
             rest = self._dispatch(request, message)
-            del message, decoding  # Not kept while the response is encoded.
+            del message  # Not kept while the response is encoded.
         except ProtocolError as error:
             request.connection.refuse(request, str(error))
+        except Exception:
+            request.local_done_at = request.remote_done_at = self._monotonic()
+            self._on_bug(request)
         finally:
             request.hold_frame(frame)
             del frame
@@ -247,15 +308,16 @@ class KafkaRequestHandlerPool:
         try:
             if api.metric_name is not None:
                 request.split_name = api.metric_name(message)
-            traced = self._tracer
-            result = traced.dispatch(request, message) if traced.is_on else api.dispatch(request, message)
+            tracer = self._tracer
+            is_marked = tracer.waiting or request.trace is not None
+            result = tracer.dispatch(request, message) if is_marked else api.dispatch(request, message)
+            if result is None or isinstance(result, Message):
+                request.local_done_at = request.remote_done_at = self._monotonic()
+                steps = request.connection.complete(request, result)
+                return None if steps is None else self._guard(request, steps)
             if isinstance(result, GeneratorType):
                 return self._settle_sliced(request, result)
-            if result is not None and not isinstance(result, Message):
-                return self._settle(request, result)
-            request.local_done_at = request.remote_done_at = self._monotonic()
-            steps = request.connection.complete(request, result)
-            return None if steps is None else self._guard(request, steps)
+            return self._settle(request, result)
         except Exception:
             request.local_done_at = request.remote_done_at = self._monotonic()
             self._on_bug(request)
@@ -268,12 +330,14 @@ class KafkaRequestHandlerPool:
         if isinstance(result, asyncio.Future):
             is_control = request.api.is_control
             self._control_under_way += is_control
-            result.add_done_callback(partial(self._on_delayed_control if is_control else self._on_delayed, request))
+            follow(result, partial(self._on_delayed_control if is_control else self._on_delayed, request))
             return None
         steps = request.connection.complete(request, result)
         return None if steps is None else self._guard(request, steps)
 
     def _settle_sliced(self, request: Request, handling: Generator[None, None, Any]) -> Steps:
+        if self._tracer.is_on:
+            handling = self._tracer.within(request, handling)
         try:
             result = yield from handling
             steps = self._settle(request, result)
@@ -327,8 +391,6 @@ class KafkaRequestHandlerPool:
             if request.trace is not None and isinstance(result, Message):
                 request.trace.note_errors(request.api.read_error_codes(result))
             if isinstance(result, GeneratorType):
-                if self._tracer.is_on:
-                    result = self._tracer.within(request, result)
                 request.note_first_slice(request.local_done_at - request.dequeued_at)
                 self._add_sliced(request, self._settle_sliced(request, result))
                 return
@@ -349,7 +411,8 @@ class KafkaRequestHandlerPool:
             self._channel.flush()
 
     def _on_bug(self, request: Request) -> None:
-        """A handler raised, or made a response that cannot be encoded: close the connection."""
+        """Close the connection. A handler raised, a response cannot be encoded, or a request cannot be decoded."""
+        failure = repr(sys.exception())
         _log.exception(
             "%s v%d from %s (client %s) failed; its connection is closed",
             request.api.name,
@@ -357,8 +420,11 @@ class KafkaRequestHandlerPool:
             request.connection_id,
             request.client_id,
         )
-        self.on_failed(request, repr(sys.exception()))
         if request.trace is not None:
             request.trace.note_errors((ErrorCode.UNKNOWN_SERVER_ERROR,))
         request.api.metrics.count_errors((ErrorCode.UNKNOWN_SERVER_ERROR,))
         request.connection.complete_with_close(request)
+        try:
+            self.on_failed(request, failure)
+        except Exception:
+            _log.exception("the failure of a request cannot be recorded")

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from typing import Final
 
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.network.api_table import ApiTable
+from klamm.network.api_table import ApiTable, ApiTableEntry
 from klamm.network.request import Request, Responder
 from klamm.protocol.chunked import Held
 from klamm.protocol.frames import API_VERSIONS, REQUEST_HEADER, Frame, FrameReader, prepend_response_header
@@ -71,9 +71,12 @@ class RequestPipeline:
         self.in_flight.append(request)
         return request
 
-    def answered(self, key: int, version: int, correlation_id: int, received_at: float) -> Request:
+    def api(self, key: int, version: int) -> ApiTableEntry:
+        return self._by_code[key << 16 | version]
+
+    def answered(self, api: ApiTableEntry, correlation_id: int, received_at: float) -> Request:
         """Return a request in flight that was answered without a handler, in the course of an authentication."""
-        request = Request(self._connection, self._by_code[key << 16 | version], correlation_id, b"", received_at)
+        request = Request(self._connection, api, correlation_id, b"", received_at)
         self.in_flight.append(request)
         return request
 
@@ -115,9 +118,15 @@ class RequestPipeline:
         request.response_parts = body
         if body is not None:
             api = request.api
-            request.response_size_bytes = prepend_response_header(
-                api.response_header_version, request.correlation_id, body
-            )
+            if len(body) == 1:
+                first = body[0]
+                size = api.response_header_bytes + len(first)
+                body[0] = api.pack_response_header(size, request.correlation_id) + first
+                request.response_size_bytes = size + 4
+            else:
+                request.response_size_bytes = prepend_response_header(
+                    api.response_header_version, request.correlation_id, body
+                )
         request.is_complete = True
         return self.in_flight[0] is request
 
@@ -136,14 +145,18 @@ class RequestPipeline:
         parts: list[BytesLike] = []
         size = 0
         turn_at = self._turn_at
-        while in_flight and in_flight[0].is_complete and size <= FLUSH_BYTES:
-            request = in_flight.popleft()
-            sent.append(request)
-            if request.remote_done_at > turn_at:
-                turn_at = request.remote_done_at
+        while in_flight and size <= FLUSH_BYTES:
+            request = in_flight[0]
+            if not request.is_complete:
+                break
+            sent.append(in_flight.popleft())
+            done_at = request.remote_done_at
+            if done_at > turn_at:
+                turn_at = done_at
             request.turn_at = turn_at
-            if request.response_parts is not None:
-                parts += request.response_parts
+            body = request.response_parts
+            if body is not None:
+                parts += body
                 size += request.response_size_bytes
                 request.response_parts = None
             if request.throttle_time_ms or request.closes_connection:

@@ -1,14 +1,14 @@
 """RequestTracer: chooses the requests to trace, and makes the record of each when its response has left.
 
-While it is off, a request costs the tests of an attribute. While it is on, a request that is not traced costs a count
-and the mark that it is being handled, so that the requests it completes can name it.
+While it is off, a request costs the tests of an attribute. While it is on, a request that is not traced costs one count
+more. Only while a traced request waits is every other request marked as the one being handled, so that the wait can
+name the request that ends it: a mark costs more than all the rest.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from types import GeneratorType
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import REQUEST_LOG_TOPIC
 from klamm.network.request_names import named_partitions
 from klamm.protocol.wire import Message
-from klamm.request_log.handling import HANDLED, HandledRequest, RequestWaits, cut
+from klamm.request_log.handling import HANDLED, HandledRequest, RequestWaits, WaitTrace, cut
 from klamm.request_log.trace_records import MAX_LISTED, Named, RequestRecord
 
 RING_RECORDS: Final = 1_000
@@ -103,6 +103,10 @@ class RequestTracer:
 
     def __init__(self, clock: Clock) -> None:
         self.is_on = False
+        self.left = 0
+        """Requests until `begin` is due; the channel counts it down, because a call costs more than the count."""
+        self.waiting = 0
+        """Traced requests that have begun to wait and whose response has not left."""
         self.records: deque[RequestRecord] = deque(maxlen=RING_RECORDS)
         self.recorded = 0
         self.on_record: Callable[[RequestRecord], None] | None = None
@@ -113,7 +117,7 @@ class RequestTracer:
         self._settings = TraceSettings()
         self._apis: _Names | None = None
         self._client_ids, self._topics = _Names(()), _Names(())
-        self._left = 0
+        self._left_of_apis = 0
         self._state = 0
 
     @property
@@ -125,19 +129,23 @@ class RequestTracer:
         self._settings = settings
         self._apis = _Names(settings.apis) if settings.apis else None
         self._client_ids, self._topics = _Names(settings.client_ids), _Names(settings.topics)
-        self._left = 1
+        self.left = self._left_of_apis = 1
         self.is_on = settings.sample > 0
 
     # The way of a request.
 
     def begin(self, request: TracedRequest, queue_size: int, control_queue_size: int) -> None:
-        """Trace this request if it is its turn. Called for each request while tracing is on."""
-        if self._apis is not None and request.api.name not in self._apis:
-            return
-        self._left -= 1
-        if self._left > 0:
-            return
-        self._left = self._gap()
+        """Trace this request; if APIs are chosen, only if it is of one of them and it is its turn among those."""
+        if self._apis is None:
+            self.left = self._gap()
+        else:
+            self.left = 1
+            if request.api.name not in self._apis:
+                return
+            self._left_of_apis -= 1
+            if self._left_of_apis > 0:
+                return
+            self._left_of_apis = self._gap()
         request.trace = RequestTrace(self, self._now_ms(), queue_size, control_queue_size)
 
     def _gap(self) -> int:
@@ -152,7 +160,10 @@ class RequestTracer:
         return 1 + (self._state * (2 * sample - 1) >> 64)
 
     def dispatch(self, request: TracedRequest, message: Any) -> Any:
-        """Call the handler so that all it starts knows the request."""
+        """Call the handler so that all it starts knows the request.
+
+        Called for requests that are traced, and for all while a traced request waits.
+        """
         if request.trace is not None:
             request.trace.note_request(message)
         token = HANDLED.set(request)
@@ -160,17 +171,15 @@ class RequestTracer:
             result = request.api.dispatch(request, message)
         finally:
             HANDLED.reset(token)
-        if isinstance(result, GeneratorType):
-            return self.within(request, result)
         if request.trace is not None and isinstance(result, Message):
             request.trace.note_errors(request.api.read_error_codes(result))
         return result
 
     def within(self, request: TracedRequest, steps: Generator[None, None, Any]) -> Generator[None, None, Any]:
-        """Steps of the handler, each for the request."""
+        """Steps of the handler. A step is marked if it begins while a traced request waits."""
         try:
             while True:
-                token = HANDLED.set(request)
+                token = HANDLED.set(request if self.waiting or request.trace is not None else None)
                 try:
                     next(steps)
                 except StopIteration as done:
@@ -189,6 +198,7 @@ class RequestTracer:
     def finish(self, trace: RequestTrace, request: TracedRequest, row: tuple[float, ...]) -> None:
         """Keep the record if the filters admit it. `row` is that of the request's metrics."""
         request.trace = None
+        self.waiting -= bool(trace.waits)
         if row[7] < self._settings.slower_than_ms or trace.is_of_the_log:
             return
         if self._client_ids and (request.client_id or "") not in self._client_ids:
@@ -228,6 +238,10 @@ class RequestTrace(RequestWaits):
         self._own_count = 0
         self._errors: dict[int, int] = {}
         self.has_wanted_topic = False
+
+    def begin_wait(self, purgatory: str) -> WaitTrace:
+        self._tracer.waiting += not self.waits
+        return super().begin_wait(purgatory)
 
     def note_request(self, message: Any) -> None:
         self.note_partitions(named_partitions(message))

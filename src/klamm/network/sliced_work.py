@@ -21,11 +21,8 @@ MAX_RUNNING: Final = 4
 class SlicedWork:
     """The requests of one plane that are under way. `on_done` is called with each when it has ended."""
 
-    def __init__(
-        self, monotonic: Callable[[], float], on_done: Callable[[Request], None], note_slice: Callable[[], None]
-    ) -> None:
+    def __init__(self, monotonic: Callable[[], float], on_done: Callable[[Request], None]) -> None:
         self._monotonic = monotonic
-        self._note_slice = note_slice
         self._on_done = on_done
         self._running: deque[tuple[Request, Steps]] = deque()
         self._waiting: list[tuple[int, int, Request, Steps]] = []
@@ -48,7 +45,6 @@ class SlicedWork:
         """Work for about this long, on each request in turn; return the time at the end."""
         now = self._monotonic()
         until = now + seconds
-        self._note_slice()
         while self._running and now < until:
             request, steps = self._running.popleft()
             began_at = request.slice_at = now

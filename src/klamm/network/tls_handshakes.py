@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from klamm.network.connection import Connection
 from klamm.network.connection_environment import ConnectionEnvironment
-from klamm.security.tls.handshake_errors import hide_handshake_errors
+from klamm.security.tls.handshake_errors import explained, hide_handshake_errors
 
 ACCEPTED_AT_ONCE: Final = 64
 """Connections that are accepted before the loop serves others."""
@@ -143,7 +143,10 @@ class TlsHandshakes:
             )
         except OSError as error:
             security.counts.failed += 1
-            _log.info("Closing connection %s: its TLS handshake failed: %s", name, error)
+            reason = explained(error)
+            more = security.failures.note(connection.context.client_host, reason, self._environment.clock.monotonic())
+            if more is not None:
+                _log.info("Closing connection %s: its TLS handshake failed: %s%s", name, reason, more)
             accepted.handshake = None
             accepted.close()
             return

@@ -2,17 +2,18 @@
 
 Freeing a list of 100,000 structs takes ten milliseconds, and the garbage collector visits all references of a young
 list in one pass. A `Chunked` array is a sequence of short lists. Whoever keeps references to these lists while the
-message goes away, and then drops one list after the other, frees the message in steps; nobody else is affected who
-still uses the array or its elements.
+message goes away, and then drops one list after the other, frees the message in steps. Other users of the array
+or of its elements are not affected.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from itertools import accumulate, chain
 from mmap import mmap
-from typing import Any, Final, Generic, TypeVar, overload
+from types import GeneratorType
+from typing import Any, Final, TypeVar, overload
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
@@ -25,7 +26,7 @@ Held = list[Any]
 
 Lists of a message that is decoded or encoded in slices have one row per slice, in the order in which they were begun:
 an array comes before the arrays inside its elements, so what is dropped in this order frees little at a time. A row may
-also be a dictionary or a set, which is emptied, or the pages of a very large frame.
+also be a dictionary or a set, which is emptied, the pages of a very large frame, or a generator of steps.
 """
 FREED_BYTES: Final = 8 << 20
 """Pages that are freed in one step: about half a millisecond."""
@@ -108,24 +109,61 @@ class ChunkedList(Chunked[T]):
             ends[-1] += 1
 
 
-class SpreadDict(Generic[H, T]):
+class SpreadDict(MutableMapping[H, T]):
     """A dictionary for very many keys, in no order. A large one that grows moves all its keys in one step of 3 ms."""
 
-    __slots__ = ("dicts",)
+    __slots__ = ("_size", "dicts")
 
-    def __init__(self) -> None:
+    def __init__(self, items: Iterable[tuple[H, T]] = ()) -> None:
         self.dicts: list[dict[H, T]] = [{}]
+        self._size = 0
+        for key, value in items:
+            self[key] = value
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[H]:
+        return chain.from_iterable(self.dicts)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._own(key)
+
+    def __getitem__(self, key: H) -> T:
+        return self._own(key)[key]
+
+    def __setitem__(self, key: H, value: T) -> None:
+        own = self._own(key)
+        before = len(own)
+        own[key] = value
+        self._count(own, before)
+
+    def __delitem__(self, key: H) -> None:
+        del self._own(key)[key]
+        self._size -= 1
 
     def setdefault(self, key: H, default: T) -> T:
-        dicts = self.dicts
-        own = dicts[hash(key) % len(dicts)]
+        own = self._own(key)
+        before = len(own)
         found = own.setdefault(key, default)
-        if len(own) > CHUNK and len(dicts) == 1:
-            self._spread()
+        self._count(own, before)
         return found
 
-    def items(self) -> Iterator[tuple[H, T]]:
+    def popitem(self) -> tuple[H, T]:
+        item = next((own for own in self.dicts if own), self.dicts[0]).popitem()
+        self._size -= 1
+        return item
+
+    def items(self) -> Iterator[tuple[H, T]]:  # type: ignore[override]
         return chain.from_iterable(own.items() for own in self.dicts)
+
+    def _own(self, key: object) -> dict[H, T]:
+        return self.dicts[hash(key) % len(self.dicts)]
+
+    def _count(self, own: dict[H, T], before: int) -> None:
+        self._size += len(own) - before
+        if len(own) > CHUNK and len(self.dicts) == 1:
+            self._spread()
 
     def _spread(self) -> None:
         whole = self.dicts[0]
@@ -177,6 +215,8 @@ def release(held: Held) -> Generator[None, None, None]:
             yield from _emptied(row)
         elif isinstance(row, mmap):
             yield from unmapped(row)
+        elif isinstance(row, GeneratorType):
+            yield from row
         del row
         yield
 

@@ -7,7 +7,7 @@ of the object. Every count is checked against the bytes that remain (count times
 
 A sliced decoder is the same function as a generator: it yields whenever it has read another `SLICE_BYTES`. Records are
 not counted, because they are not copied. Long arrays become `Chunked`, and all lists are also put into `held`, one row
-per slice: whoever drops the rows one after the other frees the message in steps (`chunked`).
+per slice: dropping the rows one after the other frees the message in steps (`chunked`).
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ Encoder = Callable[[Any], list[BytesLike]]
 SlicedEncoder = Callable[[Any, Held], Generator[None, None, list[BytesLike]]]
 Template = Callable[[Any], list[list[BytesLike]]]
 _NEW_ROW = "row = []; held.append(row); hold = row.append"
+_MESSAGE = "error_message"
+"""The end of the names of fields that hold a sentence. It may quote names of 32 KiB, and is cut if it is too long."""
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
@@ -83,7 +85,7 @@ class _Writer:
         self.sliced = sliced
         self.lines: list[str] = []
         self.env: dict[str, Any] = {"join": b"".join, "LENGTH": runtime.COMPACT_LENGTH, "pieces": pieces}
-        for name in ("uvarint", "compact_string_length", "records_length", "put_records"):
+        for name in ("uvarint", "compact_string_length", "records_length", "put_records", "shortened"):
             self.env[name] = getattr(runtime, name)
         self.depth = 1
         self.run: list[tuple[str, str]] = []
@@ -177,7 +179,8 @@ class _Writer:
         self.emit(f"{value} = {source}")
         with self.not_null(t, value, code):
             if kind == "string":
-                self.emit(f"{value} = {value}.encode()")
+                encoded = f"{value}.encode()"
+                self.emit(f"{value} = {f'shortened({encoded})' if source.endswith(_MESSAGE) else encoded}")
             self.emit(f"{n} = records_length({value})" if kind == "records" else f"{n} = len({value})")
             self.length(n, code, "compact_string_length({})" if kind == "string" else "uvarint({} + 1)")
             self.flush()

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct, error
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from klamm.errors import ProtocolError
 from klamm.protocol.messages import MODULES, request_class
 from klamm.protocol.runtime import skip_tagged_fields
-from klamm.protocol.wire import BytesLike, Message, Received, encode
+from klamm.protocol.wire import BytesLike, Received
 
 CONTROLLED_SHUTDOWN: Final = 7
 API_VERSIONS: Final = 18
@@ -41,8 +41,12 @@ Frame = bytes | bytearray | mmap
 REQUEST_HEADER: Final = Struct(">hhih")
 """API key, version, correlation id and the length of the client id. Header version 0 ends before the length."""
 _SIZE = Struct(">i")
-_SIZE_AND_CORRELATION = Struct(">ii")
+RESPONSE_HEADERS: Final = (Struct(">ii"), Struct(">iix"))
+"""The size and the correlation id, by header version. Version 1 ends with an empty section of tagged fields."""
 _CORRELATION = Struct(">i")
+_TLS_HANDSHAKE: Final = 0x1603
+"""The first two bytes of a ClientHello: a record of type 22, with the major version 3."""
+_HTTP: Final = frozenset({b"GET ", b"POST", b"HEAD", b"PUT "})
 
 
 class FrameReader:
@@ -109,10 +113,12 @@ class FrameReader:
 
     def _cut(self, end: int) -> list[Frame]:
         frames: list[Frame] = []
-        pos = 0
+        pos, max_bytes = 0, self.max_bytes
         with memoryview(self._scratch) as view:
             while end - pos >= 4:
-                size = self._checked_size(pos)
+                size: int = _SIZE.unpack_from(view, pos)[0]
+                if not 0 <= size <= max_bytes:
+                    self._refuse_size(size)
                 if pos + 4 + size > end:
                     if size > min(STASH_BYTES, len(view) // 2):
                         self._begin_large(size, view[pos + 4 : end])
@@ -124,13 +130,10 @@ class FrameReader:
             self._stash = bytes(view[pos:end])
         return frames
 
-    def _checked_size(self, pos: int) -> int:
-        size: int = _SIZE.unpack_from(self._scratch, pos)[0]
+    def _refuse_size(self, size: int) -> NoReturn:
         if size < 0:
             raise ProtocolError(f"a frame announces the negative size {size}")
-        if size > self.max_bytes:
-            raise ProtocolError(f"a frame announces {size} bytes, {self.max_bytes} are allowed")
-        return size
+        raise ProtocolError(f"a frame announces {size} bytes, {self.max_bytes} are allowed{_hint(size)}")
 
     def _begin_large(self, size: int, head: memoryview) -> None:
         self._large_size = size
@@ -175,6 +178,13 @@ class FrameReader:
         self._large = None
         self.large_bytes = 0
         return [large]
+
+
+def _hint(size: int) -> str:
+    """Name another protocol that the first bytes belong to."""
+    if size >> 16 == _TLS_HANDSHAKE:
+        return ". It begins a TLS handshake: the listener does not use TLS"
+    return ". It sends HTTP" if _SIZE.pack(size) in _HTTP else ""
 
 
 _ZEROS: Final = memoryview(bytes(GROWTH_BYTES))
@@ -263,23 +273,10 @@ def decode_response_header(api_key: int, api_version: int, buf: Received, pos: i
         raise ProtocolError(f"the response header is malformed: {cause}") from cause
 
 
-def encode_request_frame(header: RequestHeader, message: Message) -> list[BytesLike]:
-    """Return a whole request as parts to write: size, header and body."""
-    return framed(encode_request_header(header), encode(message, header.api_version))
-
-
-def encode_response_frame(correlation_id: int, message: Message, version: int) -> list[BytesLike]:
-    """Return a whole response as parts to write: size, header and body."""
-    parts = encode(message, version)
-    prepend_response_header(response_header_version(message.KEY, version), correlation_id, parts)
-    return parts
-
-
 def prepend_response_header(header_version: int, correlation_id: int, parts: list[BytesLike]) -> int:
     """Put size and header before an encoded body; return the number of bytes of the frame."""
     size = 4 + header_version + sum(map(len, parts))
-    head = _SIZE_AND_CORRELATION.pack(size, correlation_id)
-    parts.insert(0, head + b"\0" if header_version else head)
+    parts.insert(0, RESPONSE_HEADERS[header_version].pack(size, correlation_id))
     return size + 4
 
 

@@ -7,7 +7,7 @@ one by one. The checksum does not cover offsets and leader epochs, so they are a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -363,16 +363,45 @@ def build_batch(
         base_sequence,
         len(rows),
     )
+    return _with_checksum(header, packed)
+
+
+def build_batch_in_steps(records: Sequence[Record], records_per_step: int) -> Generator[None, None, bytes]:
+    """`build_batch` of uncompressed records, with a pause after every `records_per_step` of them.
+
+    The records are numbered from 0; there is at least one.
+    """
+    base_timestamp = records[0].timestamp
+    parts: list[bytes] = []
+    for start in range(0, len(records), records_per_step):
+        if start:
+            yield
+        some = enumerate(records[start : start + records_per_step], start)
+        parts.append(b"".join([encode_record(r, offset, r.timestamp - base_timestamp) for offset, r in some]))
+    body = b"".join(parts)
+    header = HEADER.pack(
+        0,
+        RECORD_BATCH_OVERHEAD - LOG_OVERHEAD + len(body),
+        NO_PARTITION_LEADER_EPOCH,
+        MAGIC_V2,
+        0,
+        0,
+        len(records) - 1,
+        base_timestamp,
+        max(r.timestamp for r in records),
+        NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH,
+        NO_SEQUENCE,
+        len(records),
+    )
+    return _with_checksum(header, body)
+
+
+def _with_checksum(header: bytes, packed: bytes) -> bytes:
     # Joined once: this avoids copies of a large batch, and join releases the interpreter's lock.
     checked = header[ATTRIBUTES_POSITION:]
     crc = _UINT32.pack(crc32c.crc32c(packed, crc32c.crc32c(checked)))
     return b"".join((header[:CRC_POSITION], crc, checked, packed))
-
-
-def assign_offsets(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Set the offset of a batch and its leader epoch. The checksum stays valid."""
-    length = OFFSET_AND_LENGTH.unpack_from(batch)[1]
-    PREFIX.pack_into(batch, 0, base_offset, length, leader_epoch)
 
 
 def with_max_timestamp(batch: RecordBatch, timestamp_type: TimestampType, max_timestamp: int) -> bytearray:

@@ -13,6 +13,7 @@ from klamm.model import ZERO_UUID
 from klamm.protocol.declaration import BytesLike, Received
 
 STRING_MAX_BYTES: Final = 32767
+_CUT: Final = b"..."
 MEMORY_BUDGET: Final = 256 * 1024 * 1024
 """Approximate memory limit for the objects of one message. 200 000 partitions take half of it."""
 MAX_ELEMENTS: Final = 1_000_000
@@ -134,6 +135,13 @@ def compact_string_length(length: int) -> bytes:
     if length > STRING_MAX_BYTES:
         raise ValueError(f"a string of {length} bytes")
     return uvarint(length + 1)
+
+
+def shortened(text: bytes) -> bytes:
+    """Cut UTF-8 text to the length of a string, between two characters."""
+    if len(text) <= STRING_MAX_BYTES:
+        return text
+    return text[: STRING_MAX_BYTES - len(_CUT)].decode(errors="ignore").encode() + _CUT
 
 
 @lru_cache(maxsize=8192)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Generator
 from mmap import mmap
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 from klamm.errors import ProtocolError
 from klamm.protocol.chunked import Held
@@ -98,10 +98,9 @@ def decode(cls: type[M], version: int, buf: Received, pos: int = 0) -> tuple[M, 
         if version not in cls.VERSIONS:
             raise ProtocolError(f"{cls.__name__} has no version {version}")
         decoder = cls.DECODERS[version] = compile_decoder(cls, version)
-    if buf.__class__ is memoryview:
-        buf = _owner(buf)
+    received: Any = _owner(buf) if buf.__class__ is memoryview else buf
     try:
-        return decoder(cast(bytes, buf), pos)
+        return decoder(received, pos)
     except _MALFORMED as error:
         raise ProtocolError(f"{cls.__name__} v{version} is malformed: {error}") from error
 

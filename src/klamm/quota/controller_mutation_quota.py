@@ -47,7 +47,7 @@ class ControllerMutationQuota:
         return self._account is not None
 
     def record(self, partitions: int) -> bool:
-        """Count a change of so many partitions; return False if it is refused."""
+        """Count a change of this many partitions; return False if it is refused."""
         account, manager = self._account, self._manager
         if account is None or manager is None:
             return True

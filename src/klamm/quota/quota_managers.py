@@ -84,7 +84,7 @@ class QuotaManagers:
             request.throttle(verdict.throttle_time_ms)
 
     def fetch_limit(self, ctx: RequestContext) -> int:
-        """Return how many bytes a Fetch of a consumer may return: more would be withheld in any case."""
+        """Return how many bytes a Fetch of a consumer may return: more would be withheld anyway."""
         if not self.fetch.is_enabled:
             return UNLIMITED
         return self.fetch.max_in_windows(user_of(ctx), ctx.client_id or "")

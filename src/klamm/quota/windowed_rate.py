@@ -75,7 +75,7 @@ class WindowedRate:
             return 0
         if limit <= 0:
             return self._windows.span_ms
-        return min(int((rate - limit) / limit * self.elapsed_ms(now_ms) + 0.5), LONGEST_THROTTLE_MS)
+        return _whole_ms((rate - limit) / limit * self.elapsed_ms(now_ms))
 
 
 class TokenBucket:
@@ -107,4 +107,9 @@ class TokenBucket:
         tokens = self.tokens(limit, now_ms)
         if tokens >= 0:
             return 0
-        return LONGEST_THROTTLE_MS if limit <= 0 else min(int(-tokens / limit * 1000 + 0.5), LONGEST_THROTTLE_MS)
+        return LONGEST_THROTTLE_MS if limit <= 0 else _whole_ms(-tokens / limit * 1000)
+
+
+def _whole_ms(throttle_ms: float) -> int:
+    """Round to a throttle time of the protocol. A limit next to 0 makes the time infinite."""
+    return int(throttle_ms + 0.5) if throttle_ms < LONGEST_THROTTLE_MS else LONGEST_THROTTLE_MS

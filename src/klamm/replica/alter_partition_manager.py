@@ -111,8 +111,14 @@ class AlterPartitionManager:
         """Send until nothing is left."""
         try:
             while changes := self._take():
-                response = await self._send(changes)
-                if response is None or self._on_response(changes, response):
+                try:
+                    response = await self._send(changes)
+                    is_unsettled = response is None or self._on_response(changes, response)
+                except Exception:  # A bug. A proposal that nobody decides would freeze the ISR of its partition.
+                    log.exception("handling AlterPartition failed, trying again")
+                    self._again(changes)
+                    is_unsettled = True
+                if is_unsettled:
                     await asyncio.sleep(RETRY_MS / 1000)
         finally:
             self._task = None

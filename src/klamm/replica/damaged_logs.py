@@ -3,6 +3,9 @@
 A follower truncates its log at the damage and fetches the rest again. A broker that should lead leaves the leadership
 to another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks for
 another LeaderAndIsr once another broker leads. If there is no such replica, it leads with the log that it has.
+
+A leader that lacks acknowledged records reports them: those that a damage took, and those below the high watermark that
+its last run wrote down, if a power failure took them. The followers are truncated to match it, so no replica has them.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataCache
-from klamm.model import NO_LEADER, TopicPartition
+from klamm.model import NO_LEADER, ZERO_UUID, TopicPartition
 from klamm.replica.problems import Problem, ReplicaProblems
+from klamm.zk.model.znodes import LostRecords
 
 if TYPE_CHECKING:
     from klamm.log.log import Log
@@ -31,7 +35,11 @@ class DamagedLogs:
         self._metadata = metadata
         self._problems = problems
         self._refused: set[TopicPartition] = set()
+        self.unled: set[TopicPartition] = set()
+        """Partitions that lack acknowledged records, and have had no leader since this broker started."""
         self.ask_again: Callable[[], None] = lambda: None
+        self.report: Callable[[LostRecords], None] = lambda lost: None
+        """Makes a loss known until an operator confirms it."""
 
     def accept(self, tp: TopicPartition, state: LeaderAndIsrPartitionState, hosted: Log) -> ErrorCode:
         """Check a replica before it becomes leader or follower; an error prevents the transition."""
@@ -51,7 +59,32 @@ class DamagedLogs:
                     damage.end_offset - 1,
                     damage.path,
                 )
+                self._report(tp, hosted, damage.start_offset, damage.end_offset)
         return ErrorCode.NONE
+
+    def check_tail(
+        self, tp: TopicPartition, state: LeaderAndIsrPartitionState, hosted: Log, high_watermark: int
+    ) -> None:
+        """Report records that the first leader of this run lacks. `high_watermark` is that of its last run."""
+        self.unled.discard(tp)
+        end = hosted.log_end_offset
+        if end >= high_watermark or hosted.lost_tail is not None or state.is_new:
+            return
+        if state.leader == NO_LEADER:  # The controller compares the replicas, or has not elected one yet.
+            self.unled.add(tp)
+        if state.leader != self._broker_id:
+            return
+        log.error(
+            "%s: leading although offsets %d to %d are missing: they were acknowledged before the broker stopped, "
+            "and no other replica has them",
+            tp,
+            end,
+            high_watermark - 1,
+        )
+        self._report(tp, hosted, end, high_watermark)
+
+    def _report(self, tp: TopicPartition, hosted: Log, start_offset: int, end_offset: int) -> None:
+        self.report(LostRecords(tp, hosted.topic_id or ZERO_UUID, start_offset, end_offset, self._broker_id))
 
     def _cut(self, tp: TopicPartition, leader: int, hosted: Log) -> ErrorCode:
         self._refused.discard(tp)

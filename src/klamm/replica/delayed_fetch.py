@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from klamm.errors import ErrorCode
 from klamm.replica.fetch_path import (
     FetchParams,
+    ReadLimit,
     Reads,
     answer,
     bytes_to_wait_for,
@@ -19,28 +21,48 @@ from klamm.replica.fetch_session import Readers, SessionPartition, place_of
 from klamm.replica.partition_reader import PartitionRead, end_of, readable_log
 from klamm.replica.replica_manager import ReplicaManager
 
+A = TypeVar("A")
+SortOut: TypeAlias = Callable[[list[SessionPartition]], tuple[Reads, list[SessionPartition]]]
+"""Returns the answers for partitions that are refused, and the partitions to read."""
+LARGE_READS: Final = 50
+"""Partitions of a large request that are read per step: their logs may have to be opened."""
+
 
 def fetch_messages(
-    replicas: ReplicaManager, params: FetchParams, session: Readers, partitions: Sequence[SessionPartition]
-) -> Reads | asyncio.Future[Reads]:
-    """Read now, and again later if there was less than `min_bytes` and nothing to report at once."""
+    replicas: ReplicaManager,
+    params: FetchParams,
+    session: Readers,
+    partitions: Sequence[SessionPartition],
+    respond: Callable[[Reads], A],
+) -> A | asyncio.Future[A]:
+    """Read now, and again later if there was less than `min_bytes` and nothing to report at once.
+
+    `respond` makes the response of the reads, in the turn of the change that they waited for.
+    """
     reads = read_all(replicas, params, partitions)
     may_wait = params.max_wait_ms > 0 and (reads or session.id)
     if not may_wait or not bytes_to_wait_for(replicas, params, reads, params.min_bytes):
-        return answer(replicas, params, reads)
+        return respond(answer(replicas, params, reads))
     delayed = DelayedFetch(replicas, params, session)
     delayed.add(reads)
-    return park(replicas, params, delayed)
+    return park(replicas, params, delayed, respond)
 
 
-def park(replicas: ReplicaManager, params: FetchParams, delayed: DelayedFetch) -> Reads | asyncio.Future[Reads]:
+def park(
+    replicas: ReplicaManager, params: FetchParams, delayed: DelayedFetch, respond: Callable[[Reads], A]
+) -> A | asyncio.Future[A]:
     """Wait for changes of the partitions that `delayed` follows."""
-    waiting = replicas.fetch_purgatory.try_complete_else_watch(
-        (delayed,), params.max_wait_ms, delayed.try_complete, delayed.on_expire
+
+    def try_complete() -> A | None:
+        reads = delayed.try_complete()
+        return None if reads is None else respond(reads)
+
+    def on_expire() -> A:
+        return respond(delayed.on_expire())
+
+    return replicas.fetch_purgatory.try_complete_else_watch(
+        (delayed,), params.max_wait_ms, try_complete, on_expire, on_end=delayed.close
     )
-    if isinstance(waiting, asyncio.Future):
-        waiting.add_done_callback(lambda _: delayed.close())
-    return waiting
 
 
 class DelayedFetch:
@@ -55,7 +77,6 @@ class DelayedFetch:
         "_baseline",
         "_estimates",
         "_has_data",
-        "_is_large",
         "_moved",
         "_params",
         "_reads",
@@ -64,12 +85,8 @@ class DelayedFetch:
         "_touched",
     )
 
-    def __init__(
-        self, replicas: ReplicaManager, params: FetchParams, session: Readers, *, is_large: bool = False
-    ) -> None:
-        """`is_large`: it has been read in slices, and its caller completes the answer in slices."""
+    def __init__(self, replicas: ReplicaManager, params: FetchParams, session: Readers) -> None:
         self._replicas = replicas
-        self._is_large = is_large
         self._params = params
         self._session = session
         self._reads: dict[SessionPartition, PartitionRead] = {}
@@ -93,6 +110,9 @@ class DelayedFetch:
     def add(self, reads: Reads) -> None:
         """Take over the reads, in the same loop step, and follow these partitions from now on."""
         self._reads.update(reads)
+        self._follow(reads)
+
+    def _follow(self, reads: Reads) -> None:
         for partition, read in reads:
             hosted = self._replicas.hosted(partition.tp)
             if hosted is not None and partition.session is self._session:  # otherwise it has ended or forgotten it
@@ -106,23 +126,17 @@ class DelayedFetch:
 
     def close(self) -> None:
         """Stop following the partitions: the fetch is answered, or no longer waited for."""
-        session = self._session
-        if self not in session.waiting:
-            return
-        session.waiting.remove(self)
-        self._replicas.woken_fetches.pop(self, None)
-        if not session.id and not self._is_large:
+        if self._leave() and not self._session.id:
             for partition in self._reads:
                 partition.unwatch()
 
-    def release(self, reads: Reads) -> None:
-        """A part of a large fetch is answered."""
-        is_ephemeral = not self._session.id
-        for partition, _ in reads:
-            self._reads.pop(partition, None)
-            self._baseline.pop(partition, None)
-            if is_ephemeral:
-                partition.unwatch()
+    def _leave(self) -> bool:
+        waiting = self._session.waiting
+        if self not in waiting:
+            return False
+        waiting.remove(self)
+        self._replicas.woken_fetches.pop(self, None)
+        return True
 
     # --- while waiting ---------------------------------------------------------------------------------------------
 
@@ -145,21 +159,20 @@ class DelayedFetch:
         return self._answer() if self._available >= self._params.min_bytes else None
 
     def on_expire(self) -> Reads:
-        """Read everything again; for a large fetch only the changed partitions."""
+        """Read everything again."""
         self._moved.update(self._touched)
-        return self._answer(everything=not self._is_large)
+        return self._answer(everything=True)
 
     def _answer(self, *, everything: bool = False) -> Reads:
         self.close()
-        if not self._is_large:
-            everything |= self._has_data
-        again = dict.fromkeys(self._reads) | self._moved if everything else self._moved
+        again = dict.fromkeys(self._reads) | self._moved if everything or self._has_data else self._moved
         count = len(self._reads)
-        self._reads.update(read_all(self._replicas, self._params, sorted(again, key=place_of)))
+        moved = sorted(again, key=place_of)
+        self._reads.update(read_all(self._replicas, self._params, moved, is_repeated=True))
         reads = list(self._reads.items())
         if len(reads) > count:
             reads.sort(key=lambda read: read[0].place)
-        return reads if self._is_large else answer(self._replicas, self._params, reads)
+        return answer(self._replicas, self._params, reads)
 
     def _estimate(self, partition: SessionPartition) -> int | None:
         """Return the bytes that this partition would add to the answer; None if it must be answered at once."""
@@ -180,3 +193,77 @@ class DelayedFetch:
             return 1
         before = self._baseline.get(partition, partition.log_size_bytes)
         return max(1, min(log.size_bytes - before, fetch.max_bytes))
+
+
+class LargeFetch(DelayedFetch):
+    """A fetch of very many partitions: it is read and answered in steps, and reads only changed partitions again.
+
+    Its reads are not in a dictionary: a large one moves all its keys in one long step when it grows.
+    """
+
+    __slots__ = ("_again", "_parts")
+
+    def __init__(self, replicas: ReplicaManager, params: FetchParams, session: Readers) -> None:
+        super().__init__(replicas, params, session)
+        self._parts: list[Reads] = []
+        self._again: dict[SessionPartition, PartitionRead] = {}
+
+    def add(self, reads: Reads) -> None:
+        self._parts.append(reads)
+        self._follow(reads)
+
+    def close(self) -> None:
+        """Its partitions are released in steps."""
+        self._leave()
+
+    def _answer(self, *, everything: bool = False) -> Reads:
+        """The wait is over; the caller reads the changed partitions again."""
+        self.close()
+        return []
+
+    def read_again(self, sort_out: SortOut) -> Generator[None, None, None]:
+        """Read the partitions again that changed during the wait.
+
+        `sort_out` refuses those that the reader may not read any longer: meanwhile a topic can have been deleted and
+        created again. What was read before counts against the limit of the response.
+        """
+        limit = ReadLimit(self._params)
+        kept_bytes = sum(size for partition, size in self._estimates.items() if partition not in self._moved)
+        limit.max_bytes = max(0, limit.max_bytes - kept_bytes)
+        limit.min_one_message = not kept_bytes
+        moved = sorted(self._moved, key=place_of)
+        for start in range(0, len(moved), LARGE_READS):
+            refused, asked = sort_out(moved[start : start + LARGE_READS])
+            self._again.update(refused)
+            self._again.update(read_all(self._replicas, self._params, asked, limit, is_repeated=True))
+            yield
+
+    def size_bytes(self) -> Generator[None, None, int]:
+        """The size of all records that were read."""
+        size = sum(read.size_bytes for read in self._again.values())
+        for part in self._parts:
+            size += sum(read.size_bytes for partition, read in part if partition not in self._again)
+            yield
+        return size
+
+    def parts(self) -> Iterator[Reads]:
+        """The reads, part by part. The caller releases each part."""
+        self._parts.reverse()
+        while self._parts:
+            part = self._parts.pop()
+            yield [(partition, self._again.pop(partition, read)) for partition, read in part] if self._again else part
+        yield list(self._again.items())
+
+    def release(self, reads: Reads) -> None:
+        """A part is answered, or no longer waited for."""
+        is_ephemeral = not self._session.id
+        for partition, _ in reads:
+            self._baseline.pop(partition, None)
+            if is_ephemeral:
+                partition.unwatch()
+
+    def released(self) -> Generator[None, None, None]:
+        """Nobody waits for the answer."""
+        for part in self.parts():
+            self.release(part)
+            yield

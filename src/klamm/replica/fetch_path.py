@@ -139,8 +139,13 @@ def read_all(
     params: FetchParams,
     partitions: Iterable[SessionPartition],
     limit: ReadLimit | None = None,
+    *,
+    is_repeated: bool = False,
 ) -> Reads:
-    """Read partitions in request order until the response is full."""
+    """Read partitions in request order until the response is full.
+
+    `is_repeated`: the fetch has waited. A follower's progress was recorded when it arrived, and proves nothing now.
+    """
     if limit is None:
         limit = ReadLimit(params)
     now_ms = replicas.clock.now_ms()
@@ -151,7 +156,7 @@ def read_all(
         if max_bytes > limit.max_bytes:
             max_bytes = limit.max_bytes
         assert partition.tp is not None, "an unknown topic id is refused earlier"
-        read = _read(replicas, partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms)
+        read = _read(replicas, partition.tp, fetch, params, max_bytes, limit.min_one_message, now_ms, is_repeated)
         if read.size_bytes:
             limit.max_bytes = max(0, limit.max_bytes - read.size_bytes)
             limit.min_one_message = False
@@ -167,13 +172,14 @@ def _read(
     max_bytes: int,
     min_one_message: bool,
     now_ms: int,
+    is_repeated: bool,
 ) -> PartitionRead:
     partition = replicas.partition_or_error(tp)
     if isinstance(partition, ErrorCode):
         return PartitionRead(partition)
     is_from_follower = params.replica_id >= 0
     if is_from_follower:
-        if (idle := _caught_up(replicas, partition, fetch, params, now_ms)) is not None:
+        if (idle := _caught_up(replicas, partition, fetch, params, now_ms, is_repeated)) is not None:
             return idle
         if params.replica_id not in partition.remotes and partition.is_leader:
             return PartitionRead(_stranger(fetch))
@@ -192,13 +198,18 @@ def _read(
         min_one_message=min_one_message,
         require_leader=params.require_leader,
     )
-    if is_from_follower and not read.error and read.diverging_epoch is None:
+    if is_from_follower and not is_repeated and not read.error and read.diverging_epoch is None:
         _on_follower_read(replicas, partition, fetch, params, now_ms)
     return read
 
 
 def _caught_up(
-    replicas: ReplicaManager, partition: Partition, fetch: PartitionFetch, params: FetchParams, now_ms: int
+    replicas: ReplicaManager,
+    partition: Partition,
+    fetch: PartitionFetch,
+    params: FetchParams,
+    now_ms: int,
+    is_repeated: bool,
 ) -> PartitionRead | None:
     """Return the answer for an in-sync follower that has everything committed; None otherwise.
 
@@ -222,7 +233,8 @@ def _caught_up(
         epoch, end_offset = log.end_offset_for_epoch(last_epoch)
         if epoch != last_epoch or end_offset < offset:
             return None
-    remote.on_fetch(offset, fetch.log_start_offset, offset, now_ms, params.replica_epoch)
+    if not is_repeated:
+        remote.on_fetch(offset, fetch.log_start_offset, offset, now_ms, params.replica_epoch)
     return PartitionRead(_NONE, offset, log.last_stable_offset, log.log_start_offset)
 
 
@@ -298,7 +310,8 @@ def _knows_all(partition: SessionPartition, hosted: Partition, log: Log, params:
     """Return whether a repeated fetch would return nothing new until the partition changes."""
     fetch = partition.fetch
     return (
-        partition.high_watermark == log.high_watermark
+        (not hosted.topic_id.int or partition.topic_id.int in (0, hosted.topic_id.int))
+        and partition.high_watermark == log.high_watermark
         and partition.log_start_offset == log.log_start_offset
         and fetch.current_leader_epoch in (NO_EPOCH, hosted.leader_epoch)
         and (hosted.leader == hosted.broker_id or not params.require_leader)

@@ -11,7 +11,7 @@ reader continues without a session, which every client accepts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from operator import attrgetter
 from random import Random
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -21,6 +21,7 @@ from klamm.clock import Clock
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import TopicPartition
+from klamm.protocol.chunked import SpreadDict
 from klamm.replica.partition_reader import PartitionFetch
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ _MAX_INT32: Final = (1 << 31) - 1
 _PARTITION_BYTES: Final = 512
 _SWEEP: Final = 256
 """Partitions of ended sessions that each use of the cache releases."""
+_SPREAD: Final = 5000
+"""A session of so many partitions spreads them over several dictionaries: a large one grows in a step of 4 to 7 ms."""
+MOST_SORTED: Final = 500
+"""If more partitions changed, the caller puts them in order, in steps."""
 
 SessionKey: TypeAlias = tuple[str | UUID, int]
 """A topic, by id or by name as the session uses, and the partition."""
@@ -160,8 +165,8 @@ class FetchSession(Readers):
         self.id = session_id
         self.is_privileged = is_privileged
         self.uses_topic_ids = uses_topic_ids
-        self.partitions: dict[SessionKey, SessionPartition] = {}
-        self.changed: dict[SessionPartition, None] = {}
+        self.partitions: MutableMapping[SessionKey, SessionPartition] = {}
+        self.changed: MutableMapping[SessionPartition, None] = {}
         self.reader: object = None
         self.epoch = 1
         self.created_ms = self.last_used_ms = self.last_fetch_ms = now_ms
@@ -190,6 +195,8 @@ class FetchSession(Readers):
             self.move_to_end(partition)
             self.changed[partition] = None
             self.size_bytes += _size_bytes(key)
+            if len(self.partitions) == _SPREAD:
+                self._spread()
             return
         before, now = known.fetch, partition.fetch
         if now.current_leader_epoch != before.current_leader_epoch or now.fetch_offset <= before.fetch_offset:
@@ -197,6 +204,10 @@ class FetchSession(Readers):
         known.fetch = now
         known.tp = partition.tp
         self.mark(known)
+
+    def _spread(self) -> None:
+        self.partitions = SpreadDict(self.partitions.items())
+        self.changed = SpreadDict(self.changed.items())
 
     def forget(self, keys: Iterable[SessionKey]) -> None:
         for key in keys:
@@ -212,7 +223,7 @@ class FetchSession(Readers):
         return self.reader is not None and reader != self.reader
 
     def begin_fetch(self, reader: object, now_ms: int) -> list[SessionPartition]:
-        """Return the partitions to check for a Fetch, in read order.
+        """Return the partitions to check for a Fetch: in read order, unless there are very many of them.
 
         `reader` is everything except positions that determines an answer. If it changed, all partitions are checked.
         """
@@ -223,8 +234,9 @@ class FetchSession(Readers):
         if not is_first:
             self.previous_fetch_ms = self.last_fetch_ms
         self.last_fetch_ms = now_ms
-        # partitions of a new session are in their order
-        return list(self.changed) if is_first else sorted(self.changed, key=place_of)
+        # Partitions of a new session are in their order.
+        is_left = is_first or len(self.changed) > MOST_SORTED
+        return list(self.changed) if is_left else sorted(self.changed, key=place_of)
 
     def mark(self, partition: SessionPartition) -> None:
         """The partition may have something for the reader."""
@@ -238,6 +250,14 @@ class FetchSession(Readers):
         partition.watch(hosted)
         partition.log_size_bytes = log_size_bytes
         del self.changed[partition]
+
+    def release(self, most: int) -> None:
+        """Forget some partitions of a session that has ended."""
+        for _ in range(min(most, len(self.partitions))):
+            _, partition = self.partitions.popitem()
+            partition.unwatch()
+            partition.session = None
+            self.changed.pop(partition, None)
 
     def move_to_end(self, partition: SessionPartition) -> None:
         """The partition that was just served goes last, so that a full response does not starve the others."""
@@ -261,7 +281,7 @@ class FetchSessionCache:
         self._rng = rng
         self._min_eviction_ms = min_eviction_ms
         self._sessions: dict[int, FetchSession] = {}
-        self._ended: list[tuple[list[SessionPartition], int]] = []
+        self._ended: list[FetchSession] = []
         self.size_bytes = 0
         """Of all sessions, and of those that ended and are not released yet."""
         self._evictions = metrics.meter("kafka.server", "FetchSessionCache", "IncrementalFetchSessionEvictionsPerSec")
@@ -329,21 +349,18 @@ class FetchSessionCache:
     def remove(self, session_id: int) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self._ended.append((list(session.partitions.values()), session.cached_bytes))
+            self._ended.append(session)
             self._sweep()
 
     def _sweep(self) -> None:
         """Release some partitions of ended sessions: all at once would take too long."""
         if not self._ended:
             return
-        partitions, size_bytes = self._ended[-1]
-        for partition in partitions[-_SWEEP:]:
-            partition.unwatch()
-            partition.session = None
-        del partitions[-_SWEEP:]
-        if not partitions:
+        session = self._ended[-1]
+        session.release(_SWEEP)
+        if not session.partitions:
             self._ended.pop()
-            self.size_bytes -= size_bytes
+            self.size_bytes -= session.cached_bytes
 
     def _make_room(self, is_privileged: bool, partition_count: int, now_ms: int) -> bool:
         oldest = next(iter(self._sessions.values()), None)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import ErrorCode
+from klamm.log.epoch_correction import correct_epochs
 from klamm.log.leader_epoch_cache import EpochEndOffset
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchResponse, PartitionData
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NONE: Final = ErrorCode.NONE
 _STATS: Final = ("kafka.server", "FetcherStats")
 _SESSION_ERRORS: Final = frozenset(
     {
@@ -244,9 +246,9 @@ class ReplicaFetcher:
         response: FetchResponse = await connection.send(request, version)
         self._connection_failures = 0
         self.requests.count += 1
-        error = ErrorCode.of(response.error_code)
+        error = ErrorCode.of(response.error_code) if response.error_code else _NONE
         self._session.on_response(error, response.session_id)
-        if error != ErrorCode.NONE:
+        if error is not _NONE:
             if error not in _SESSION_ERRORS:
                 log.warning("%s: broker %d rejected a fetch: %s", self.name, self.leader_id, error.name)
                 await self._rest(self._config.backoff_ms / 1000)
@@ -273,9 +275,8 @@ class ReplicaFetcher:
             await asyncio.sleep(0)
 
     def _on_partition(self, state: PartitionFetchState, data: PartitionData) -> None:
-        error = ErrorCode.of(data.error_code)
-        if error != ErrorCode.NONE:
-            self._on_error(state, error)
+        if data.error_code:
+            self._on_error(state, ErrorCode.of(data.error_code))
         elif data.diverging_epoch is not None:
             diverging = EpochEndOffset(data.diverging_epoch.epoch, data.diverging_epoch.end_offset)
             self._cut(state, truncation_for(state.log, diverging).offset)
@@ -297,7 +298,7 @@ class ReplicaFetcher:
         assert state.fetch_offset == state.log.log_end_offset, f"{state.tp} was changed by somebody else"
         records: Any = data.records if data.records is not None else b""
         result = state.partition.append_records_to_follower(records, data.high_watermark, data.log_start_offset)
-        if result.error != ErrorCode.NONE:
+        if result.error:
             log.error(
                 "%s: %s: appending the records of the leader failed: %s", self.name, state.tp, result.error_message
             )
@@ -402,8 +403,23 @@ class ReplicaFetcher:
             self._after_change(state, state.log.truncate_fully_and_start_at(reset.fetch_offset))
         elif reset.fetch_offset < state.log.log_end_offset:
             self._cut(state, reset.fetch_offset)
+        elif state.last_fetched_epoch > state.leader_epoch:
+            self._correct_epochs(state)
         else:
             self._delay(state)
+
+    def _correct_epochs(self, state: PartitionFetchState) -> None:
+        """The log has a leader epoch that is still to come: the leader rejects it for as long as it leads."""
+        log.error(
+            "%s: %s has records of leader epoch %d, but its leader has epoch %d; correcting its leader epochs",
+            self.name,
+            state.tp,
+            state.last_fetched_epoch,
+            state.leader_epoch,
+        )
+        error = correct_epochs(state.log, state.leader_epoch)
+        state.is_truncating = state.is_truncating or state.log.latest_epoch is None
+        self._after_change(state, error)
 
 
 def _take(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:

@@ -114,7 +114,7 @@ class LogDirMoves:
         while self._moving:
             copied = 0
             for tp in list(self._moving):
-                step = self._step(tp)
+                step = self._step_or_leave(tp)
                 copied += step
                 await self._keep_to_limit(step)
             if not copied and self._moving:
@@ -131,6 +131,15 @@ class LogDirMoves:
             owed -= wait_s * limit
             if owed < 1:
                 return
+
+    def _step_or_leave(self, tp: TopicPartition) -> int:
+        """`_step`. After an unexpected error the move rests until the partition's next LeaderAndIsr, or a restart."""
+        try:
+            return self._step(tp)
+        except Exception:
+            log.exception("%s: moving to another directory failed", tp)
+            self._moving.pop(tp, None)
+            return 0
 
     def _step(self, tp: TopicPartition) -> int:
         """Copy a chunk, and switch over when nothing is left; returns the bytes copied."""
@@ -187,9 +196,10 @@ class LogDirMoves:
         else:
             log.info("%s: moved to %s", tp, future.log_dir)
             partition.changed()
-        self._moving.pop(tp, None)
-        if not partition.is_leader:
-            fetchers.add([partition])
+        finally:  # Also after an unexpected error: a follower without a fetcher would leave the ISR.
+            self._moving.pop(tp, None)
+            if not partition.is_leader:
+                fetchers.add([partition])
 
 
 def _follow_truncation(current: Log, future: Log) -> ErrorCode:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from klamm.clock import Clock
+from klamm.config.values import throttled_replica
 from klamm.metrics import MetricsRegistry
 from klamm.model import TopicPartition
 
@@ -127,9 +128,5 @@ def throttled_partitions(replicas: Sequence[str], broker_id: int) -> frozenset[i
     """
     if list(replicas) == ["*"]:
         return None
-    mine = set()
-    for pair in replicas:
-        partition, _, broker = pair.partition(":")
-        if partition.isdecimal() and broker.isdecimal() and int(broker) == broker_id:
-            mine.add(int(partition))
-    return frozenset(mine)
+    pairs = filter(None, map(throttled_replica, replicas))
+    return frozenset(partition for partition, broker in pairs if broker == broker_id)

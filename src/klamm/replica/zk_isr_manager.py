@@ -70,6 +70,9 @@ class ZkIsrManager:
             except (ZkError, ZnodeFormatError) as failure:
                 log.warning("%s: writing the ISR failed: %s", partition.topic_partition, failure)
                 written = None
+            except Exception:  # A bug. A proposal that nobody decides would freeze the ISR.
+                log.exception("%s: writing the ISR failed", partition.topic_partition)
+                written = None
             self._settle(partition, isr, leader_epoch, written)
             return
 

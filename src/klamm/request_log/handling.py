@@ -1,7 +1,8 @@
 """The request on whose behalf code runs, and the waits of traced requests.
 
-A context variable follows a request through the futures, tasks and timers that its handler starts. It is set only
-while tracing is on. A request that is complete is not a cause any longer: tasks that outlive it act for the broker.
+A context variable follows a request through the futures, tasks and timers that its handler starts. It is set for traced
+requests, and for all others while a traced request waits. A request that is complete is not a cause any longer: tasks
+that outlive it act for the broker.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ class FailureBudget:
 
     def wait_s(self, address: str, now: float) -> float:
         """Return how long an attempt of this address waits; 0 for one that has tokens."""
+        if address not in self._full_at:
+            return 0.0
         lacking = self._missing(address, now) - (self._burst - 1)
         return min(lacking / self._per_second, MAX_WAIT_S) if lacking > 0 else 0.0
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from klamm.model import SecurityProtocol
 from klamm.security.failure_budget import FailureBudget
+from klamm.security.failure_log import FailureLog
 from klamm.security.sasl.server_authenticator import SaslSettings
 from klamm.security.tls.principal_mapping import PrincipalMapper, distinguished_name
 
@@ -42,6 +43,7 @@ class ListenerSecurity:
         failure_delay_s: float = 0.1,
         peer: SaslSettings | None = None,
         budget: FailureBudget | None = None,
+        failures: FailureLog | None = None,
     ) -> None:
         self.protocol = protocol
         self.has_tls = protocol in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
@@ -52,6 +54,7 @@ class ListenerSecurity:
         self.peer = peer
         """How brokers of this cluster prove their id, besides the listener's own mechanisms."""
         self.budget = budget if budget is not None else FailureBudget()
+        self.failures = failures if failures is not None else FailureLog()
         self.counts = AuthenticationCounts()
         self.context: ssl.SSLContext | None = None
         self.mapper = PrincipalMapper.parse("DEFAULT")

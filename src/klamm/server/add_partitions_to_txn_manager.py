@@ -210,12 +210,15 @@ class _Coordinator:
             if response is None:
                 failure = ErrorCode.NONE  # The broker is too old to verify, as Kafka before 3.5.
             elif response.error_code != ErrorCode.NONE:
-                failure = _as_told_to_producers(ErrorCode.of(response.error_code))
+                failure = _producer_error(ErrorCode.of(response.error_code))
                 _log.warning("%s rejected AddPartitionsToTxn: %s", self._endpoint, failure.name)
             else:
                 answers = _errors_by_transaction(response)
         except OSError as error:
             _log.warning("sending AddPartitionsToTxn to %s failed: %s", self._endpoint, error or "no answer in time")
+            self._disconnect()
+        except Exception:  # A bug. The other questions must not wait because of it.
+            _log.exception("sending AddPartitionsToTxn to %s failed", self._endpoint)
             self._disconnect()
         finally:
             for question in questions:
@@ -274,9 +277,7 @@ def _transaction(question: _Question) -> AddPartitionsToTxnTransaction:
 def _errors_by_transaction(response: AddPartitionsToTxnResponse) -> dict[str, Errors]:
     return {
         result.transactional_id: {
-            TopicPartition(topic.name, row.partition_index): _as_told_to_producers(
-                ErrorCode.of(row.partition_error_code)
-            )
+            TopicPartition(topic.name, row.partition_index): _producer_error(ErrorCode.of(row.partition_error_code))
             for topic in result.topic_results
             for row in topic.results_by_partition
         }
@@ -284,7 +285,7 @@ def _errors_by_transaction(response: AddPartitionsToTxnResponse) -> dict[str, Er
     }
 
 
-def _as_told_to_producers(error: ErrorCode) -> ErrorCode:
+def _producer_error(error: ErrorCode) -> ErrorCode:
     """Producers know INVALID_PRODUCER_EPOCH in a Produce response. Rights of brokers are not their concern.
 
     OPERATION_NOT_ATTEMPTED: the coordinator does not know another partition of the question yet. Questions are joined,

@@ -29,7 +29,7 @@ from klamm.replica.replica_selector import SELECTORS
 from klamm.replica.replication_quota import ReplicationQuotas
 from klamm.replica.transaction_verification import append_transactional
 from klamm.security.outgoing import OutgoingSecurity
-from klamm.server import inter_broker, metadata_gauges
+from klamm.server import inter_broker, metadata_gauges, resource_gauges
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controller_channel import open_channel
 from klamm.server.coordinators import Coordinators
@@ -134,12 +134,17 @@ def assemble(
         outgoing=outgoing,
         acls=acls,
     )
-    for purgatory in (broker.topic_purgatory, broker.election_purgatory):
-        register_purgatory(metrics, purgatory)
+    _register_gauges(broker)
     follow_topic_configs(broker, controller.handle)
     follow_throttles(broker)
-    metadata_gauges.register(broker)
     return Assembly(broker, controller, blocks, coordinators, connections)
+
+
+def _register_gauges(broker: Broker) -> None:
+    for purgatory in (broker.topic_purgatory, broker.election_purgatory):
+        register_purgatory(broker.metrics, purgatory)
+    metadata_gauges.register(broker)
+    resource_gauges.register(broker.metrics, broker.logs)
 
 
 def _replicas(

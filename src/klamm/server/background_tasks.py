@@ -7,6 +7,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TypeAlias
 
+from klamm.errors import KlammError
+from klamm.zk.model.ops import ZkError
+
 log = logging.getLogger(__name__)
 
 Spawn: TypeAlias = Callable[[Coroutine[object, object, None]], None]
@@ -27,8 +30,12 @@ class BackgroundTasks:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, OSError | ZkError | KlammError):
             log.warning("a background task failed: %s", error)
+        else:
+            log.error("a background task failed", exc_info=error)
 
     async def stop(self) -> None:
         """Cancel them: ZooKeeper or the controller, for which they wait, will not answer."""

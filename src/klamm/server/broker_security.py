@@ -22,6 +22,7 @@ from klamm.errors import ConfigError
 from klamm.model import SecurityProtocol
 from klamm.security.client_security import SASL, TLS, ClientSecurity, client_key_pair, client_trust
 from klamm.security.failure_budget import FailureBudget
+from klamm.security.failure_log import FailureLog
 from klamm.security.listener_security import ListenerSecurity
 from klamm.security.outgoing import OutgoingSecurity
 from klamm.security.sasl.client_mechanisms import SaslCredentials
@@ -59,9 +60,9 @@ class BrokerSecurity:
         config = configs.config
         self._configs = configs
         self._peer = SaslCredentials(KLAMM_PEER, str(broker_id), secret)
-        self.mechanisms = SaslMechanisms(configs.user_credentials)
+        self.mechanisms = SaslMechanisms(configs.user_credentials, secret)
         self._tls: Mapping[str, TlsSettings] = {}
-        budget, peer = FailureBudget(), _peer_settings(cluster_id, secret)
+        budget, failures, peer = FailureBudget(), FailureLog(), _peer_settings(cluster_id, secret)
         self.listeners = {
             endpoint.listener: ListenerSecurity(
                 endpoint.security_protocol,
@@ -69,6 +70,7 @@ class BrokerSecurity:
                 failure_delay_s=config.connection_failed_authentication_delay_ms / 1000,
                 peer=peer,
                 budget=budget,
+                failures=failures,
             )
             for endpoint in config.endpoints
         }
@@ -89,7 +91,8 @@ class BrokerSecurity:
         inter_broker = outgoing[config.inter_broker_listener].tls
         if inter_broker is not None:
             context = contexts[config.inter_broker_listener]
-            _naming(config.inter_broker_listener, partial(check_trusted, context, client_context(inter_broker)))
+            host = _advertised_host(config)
+            _naming(config.inter_broker_listener, partial(check_trusted, context, client_context(inter_broker), host))
         return _Material(tls, contexts, mappers, outgoing)
 
     def _apply(self, material: _Material) -> None:
@@ -154,7 +157,7 @@ def check_security(config: KafkaConfig) -> None:
     """
     if config.klamm_admit_unproven_peers:
         log.warning("klamm.admit.unproven.peers is set: brokers are admitted that do not prove their id")
-    mechanisms = SaslMechanisms(UserCredentials())
+    mechanisms = SaslMechanisms(UserCredentials(), Secret(""))
     for endpoint in config.endpoints:
         if endpoint.security_protocol in SASL:
             settings = config.listener_settings(endpoint.listener)
@@ -217,6 +220,11 @@ def _client_security(config: KafkaConfig, settings: ListenerSettings) -> ClientS
         if (value := settings.value(name, mechanism)) is not None:
             given[name] = to_text(value)
     return ClientSecurity.from_properties(given)
+
+
+def _advertised_host(config: KafkaConfig) -> str:
+    name = config.inter_broker_listener
+    return next(endpoint.host for endpoint in config.advertised_endpoints if endpoint.listener == name)
 
 
 def _peer_settings(cluster_id: str, secret: Secret[str]) -> SaslSettings:

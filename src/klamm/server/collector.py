@@ -4,15 +4,22 @@ A full collection visits every live object and holds the loop meanwhile. With la
 0.2 to 0.4 s. So the survivors of each full collection are frozen, and the next one visits only newer objects. Reference
 counting frees frozen objects as before; only cycles of frozen objects stay. Therefore, if the process has grown,
 everything is thawed and collected once.
+
+A failover switches the collector off. The first pass after it would visit everything that the failover has allocated:
+these objects are frozen without a visit, too.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from klamm.network.slice_passes import SlicePasses
 
 THRESHOLDS: Final = (700, 2, 1)
 """A pass holds the loop, so each generation is small, and survivors are frozen soon.
@@ -22,8 +29,8 @@ decoded, with (10,000, 3, 10) up to 41 ms. All passes together take as long in e
 """
 THAW_BYTES: Final = 1 << 30
 """Below this resident memory nothing is thawed. Requests and responses under way alone may hold most of it."""
-SLICE_SECONDS: Final = 0.0015
-"""Time between two passes for work in slices. An empty pass takes 0.05 ms."""
+UNVISITED: Final = 20_000
+"""If more objects than this are new, the collector was switched off, and a pass would take more than 5 ms."""
 _FULL: Final = 2
 
 
@@ -36,6 +43,8 @@ class FullCollections:
         self._is_thawed = False
 
     def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start" and gc.get_count()[0] > UNVISITED:
+            gc.freeze()
         if info["generation"] != _FULL:
             return
         if phase == "start":
@@ -50,34 +59,17 @@ class FullCollections:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process. 0 if the system does not report it; then nothing is thawed."""
+    """Return the memory that the process has in RAM; without /proc, the most that it ever had."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    except (OSError, ValueError, IndexError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class SlicePasses:
-    """A full pass after some milliseconds of work in slices: it visits the objects since the last full pass.
-
-    Python starts a pass when allocations exceed deallocations. While a large response replaces a large request they do
-    not, and the next pass comes late and visits 100,000 objects: 5 to 7 ms.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._next_at = 0.0
-
-    def __call__(self) -> None:
-        if self._monotonic() >= self._next_at:
-            gc.collect()
-            self._next_at = self._monotonic() + SLICE_SECONDS
-
-
-def slice_passes(monotonic: Callable[[], float]) -> SlicePasses | None:
-    """None if `install` was not called: then a full pass visits every object of the process."""
-    is_installed = any(isinstance(callback, FullCollections) for callback in gc.callbacks)
-    return SlicePasses(monotonic) if is_installed else None
+def slice_passes() -> SlicePasses:
+    """Passes between slices. There are none if `install` was not called: a full pass would visit every object."""
+    return SlicePasses(any(isinstance(callback, FullCollections) for callback in gc.callbacks))
 
 
 def install() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from klamm.config import KafkaConfig
-from klamm.coordinator.shell import create_group_coordinator
+from klamm.coordinator.broker_adapters import create_group_coordinator
 from klamm.coordinator.transaction.transaction_shell import BrokerParts, create_transaction_coordinator
 
 

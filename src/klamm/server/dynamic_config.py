@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from klamm.broker import Broker
@@ -13,6 +14,11 @@ from klamm.controller.events import TopicUncleanLeaderElectionEnable, UncleanLea
 from klamm.log import LogConfig
 from klamm.replica.replication_quota import throttled_partitions
 
+LOGS_PER_SLICE: Final = 50
+"""Logs and partitions that get a configuration between two turns of the loop: each takes 5 to 10 us."""
+_TOPIC_COST: Final = 10
+"""The cost of computing a topic's configuration, in logs."""
+_END: Final = object()
 _UNCLEAN: Final = "unclean.leader.election.enable"
 _RATES: Final = (
     "leader.replication.throttled.rate",
@@ -21,22 +27,57 @@ _RATES: Final = (
 )
 
 
+class TopicConfigPass:
+    """Applies the configurations of topics to their logs and partitions, in slices: a default concerns all of them.
+
+    Owner: the broker loop. A topic that changes again meanwhile is visited again, so that the newest setting remains.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting: dict[str, None] = {}
+        self._steps: Iterator[None] | None = None
+        self._room = 0
+
+    def add(self, topics: Iterable[str]) -> None:
+        """Apply as much as fits into a slice at once, and the rest in later turns of the loop."""
+        self._waiting.update(dict.fromkeys(topics))
+        if self._steps is None:
+            self._steps = self._apply_all()
+            self._step(self._steps)
+
+    def _step(self, steps: Iterator[None]) -> None:
+        self._room = LOGS_PER_SLICE
+        self._steps = None  # a failure does not block later changes
+        if next(steps, _END) is not _END:
+            self._steps = steps
+            self._broker.loop.call_soon(self._step, steps)
+
+    def _apply_all(self) -> Iterator[None]:
+        logs, replicas, configs = self._broker.logs, self._broker.replicas, self._broker.configs
+        while self._waiting:
+            topic = next(iter(self._waiting))
+            del self._waiting[topic]
+            config = LogConfig.from_properties(configs.topic_config(topic))
+            self._room -= _TOPIC_COST
+            for _ in chain(logs.config_pass(topic, config), replicas.topic_config_pass(topic)):
+                self._room -= 1
+                if self._room <= 0:
+                    yield
+
+
 def follow_topic_configs(broker: Broker, controller: ControllerHandle) -> None:
     """Apply changed topic configurations and broker defaults to live logs, and try unclean elections."""
-
-    def apply(topic: str) -> None:
-        broker.logs.update_config(topic, LogConfig.from_properties(broker.configs.topic_config(topic)))
-        broker.replicas.on_topic_config_change(topic)
+    changes = TopicConfigPass(broker)
 
     def on_topic(topic: str, effective: Mapping[str, str]) -> None:
-        apply(topic)
+        changes.add([topic])
         if broker.configs.topic_overrides(topic).get(_UNCLEAN) == "true" and controller.is_active:
             controller.notify(TopicUncleanLeaderElectionEnable(topic))
 
     def on_defaults(old: KafkaConfig, new: KafkaConfig) -> None:
         broker.logs.default_config = LogConfig.from_properties(broker.configs.topic_config(""))
-        for topic in dict.fromkeys(tp.topic for tp in broker.logs.logs):
-            apply(topic)
+        changes.add(broker.logs.topics)
         if new.unclean_leader_election_enable != old.unclean_leader_election_enable:
             controller.notify(UncleanLeaderElectionEnable(new.unclean_leader_election_enable))
 

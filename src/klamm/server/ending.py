@@ -12,7 +12,7 @@ Step: TypeAlias = Callable[[], Awaitable[None] | None]
 
 
 class Ending:
-    """A start adds a step for each part that it begins, so that `run` ends a broker however far its start came."""
+    """A start adds a step for each part that it begins, so that `run` ends a broker however far its start got."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Final
 
 TEXT: Final = "[%(asctime)s] %(levelname)s %(message)s (%(name)s)"
 FORMATS: Final = ("text", "json")
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Ends of lines, escape sequences of terminals, and characters that turn the direction of text."""
+
+
+def on_one_line(text: str) -> str:
+    """Escape control characters: clients choose names, and a name must not look like a line of the log."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class TextFormatter(logging.Formatter):
+    """A record is one line, before its traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = on_one_line(record.message)
+        return super().formatMessage(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -31,7 +47,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str, form: str = "text") -> None:
-    logging.basicConfig(level=level, format=TEXT, stream=sys.stderr, force=True)
-    if form == "json":
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, stream=sys.stderr, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(TEXT))

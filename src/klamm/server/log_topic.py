@@ -25,7 +25,7 @@ from klamm.log.producer_state import AppendOrigin
 from klamm.metadata import PartitionState
 from klamm.model import EndPoint, TopicPartition
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.record_batch import Record, build_batch_in_steps
 from klamm.replica.append_path import append_records
 from klamm.security.client_security import ClientSecurity
 
@@ -36,7 +36,7 @@ PAUSE_S: Final = 0.25
 """The pauses are long, because every append wakes the followers, which fetch again."""
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024
-SLICE_RECORDS: Final = 50
+SLICE_RECORDS: Final = 20
 """Records that are encoded at a time. They take less than a millisecond of the broker loop."""
 LONGEST_BACKOFF_S: Final = 5.0
 STOP_WRITE_S: Final = 0.5
@@ -109,8 +109,10 @@ class LogTopicWriter:
             async with asyncio.timeout(STOP_WRITE_S):
                 while await self._write_some(self._broker):
                     pass
+        except OSError as failure:
+            log.debug("writing the last records of the %s failed: %s", self._topic.title, failure or "timed out")
         except Exception:
-            log.debug("writing the last records of the %s failed", self._topic.title)
+            log.exception("writing the last records of the %s failed", self._topic.title)
         self._disconnect()
 
     async def _run(self, broker: Broker) -> None:
@@ -135,7 +137,7 @@ class LogTopicWriter:
         """Write one batch; returns False if there was nothing to write. Raises OSError if it must be retried."""
         if self._pending is None:
             await self._fill(broker)
-            self._pending = self._next_batch()
+            self._pending = await self._next_batch()
         if self._pending is None:
             return False
         state = broker.metadata.partition(*self._topic.partition)
@@ -161,13 +163,28 @@ class LogTopicWriter:
             self._rows.extend(rows)
             await asyncio.sleep(0)
 
-    def _next_batch(self) -> tuple[bytes, int] | None:
+    async def _next_batch(self) -> tuple[bytes, int] | None:
+        """Encode a batch in slices. Its records stay queued until it is complete: the task may be cancelled before."""
         records: list[Record] = []
         size = 0
-        while self._rows and len(records) < BATCH_RECORDS and size < BATCH_BYTES:
-            records.append(self._rows.popleft())
-            size += len(records[-1].value or b"")
-        return (build_batch(records), len(records)) if records else None
+        for row in self._rows:
+            if len(records) >= BATCH_RECORDS or size >= BATCH_BYTES:
+                break
+            records.append(row)
+            size += len(row.value or b"")
+        if not records:
+            return None
+        steps = build_batch_in_steps(records, SLICE_RECORDS)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                batch: bytes = done.value
+                break
+            await asyncio.sleep(0)
+        for _ in records:
+            self._rows.popleft()
+        return batch, len(records)
 
     async def _append(self, broker: Broker, state: PartitionState, batch: bytes) -> ErrorCode:
         if state.leader == broker.id:

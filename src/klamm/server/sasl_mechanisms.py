@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -12,13 +13,15 @@ from urllib.parse import urlsplit
 from klamm.config import KafkaConfig
 from klamm.config.listener_settings import ListenerSettings
 from klamm.config.user_credentials import UserCredentials
-from klamm.errors import ConfigError
+from klamm.errors import ConfigError, KlammError
+from klamm.security.reading import Reading
 from klamm.security.sasl.jaas import parse_jaas
 from klamm.security.sasl.jwt_verifier import JwtVerifier, TokenRules
 from klamm.security.sasl.mechanisms import FOR_CLIENTS, OAUTHBEARER, PLAIN
-from klamm.security.sasl.scram_credential import ScramCredential, parse_credential
+from klamm.security.sasl.scram_credential import ScramCredential, decoy_credential, parse_credential
 from klamm.security.sasl.server_authenticator import SaslSettings
 from klamm.security.sasl.server_mechanisms import OAuthServer, PlainServer, SaslServer, ScramServer
+from klamm.security.secret import Secret
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +42,13 @@ class KeySource:
 class SaslMechanisms:
     """Makes the mechanisms of a listener. `refresh_keys` keeps the keys of tokens up to date."""
 
-    def __init__(self, credentials: UserCredentials) -> None:
+    def __init__(self, credentials: UserCredentials, secret: Secret[str]) -> None:
+        """`secret` is the same on all brokers of a cluster."""
         self._credentials = credentials
+        self._secret = secret
         self._sources: list[KeySource] = []
+        self._parsed: dict[tuple[str, str], tuple[str, ScramCredential]] = {}
+        """The credentials of users that logged in, with the text that each was read from."""
 
     @property
     def key_sources(self) -> tuple[KeySource, ...]:
@@ -67,14 +74,24 @@ class SaslMechanisms:
         if name == OAUTHBEARER:
             verifier = self._verifier(settings, config)
             return lambda: OAuthServer(verifier.verify)
-        return lambda: ScramServer(name, lambda user: self._credential(name, user))
+        credentials, decoys = partial(self._credential, name), partial(self._decoy, name)
+        return lambda: ScramServer(name, credentials, decoys)
+
+    def _decoy(self, mechanism: str, user: str) -> ScramCredential:
+        return decoy_credential(self._secret.reveal(), mechanism, user)
 
     def _credential(self, mechanism: str, user: str) -> ScramCredential | None:
         text = self._credentials.get(mechanism, user)
         if text is None:
+            self._parsed.pop((mechanism, user), None)
             return None
+        parsed = self._parsed.get((mechanism, user))
+        if parsed is not None and parsed[0] == text:
+            return parsed[1]
         try:
-            return parse_credential(text)
+            credential = parse_credential(text)
+            self._parsed[mechanism, user] = (text, credential)
+            return credential
         except ValueError as error:
             log.warning("A %s credential in ZooKeeper is not usable: %s", mechanism, error)
             return None
@@ -119,8 +136,13 @@ def _plain_users(settings: ListenerSettings) -> dict[str, str]:
 
 
 async def load_keys(source: KeySource) -> None:
-    """Read a JWKS in a thread. Raises ConfigError and OSError."""
-    document = await asyncio.get_running_loop().run_in_executor(None, _read, source.url)
+    """Read a JWKS in a thread, which ends soon if this is cancelled. Raises KlammError and OSError."""
+    reading = Reading()
+    try:
+        document = await asyncio.get_running_loop().run_in_executor(None, _read, source.url, reading)
+    except asyncio.CancelledError:
+        reading.cancel()  # The end of the loop waits for its threads, and a silent server would hold this one.
+        raise
     source.verifier.load_keys(document)
 
 
@@ -129,7 +151,7 @@ async def refresh_keys(source: KeySource) -> None:
     while True:
         try:
             await load_keys(source)
-        except (ConfigError, OSError) as error:
+        except (KlammError, OSError) as error:
             log.warning("Reading the keys of OAUTHBEARER from %s failed: %s", _shown(source.url), error)
             await asyncio.sleep(min(RETRY_S, source.refresh_s))
         else:
@@ -142,12 +164,10 @@ def _shown(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
-def _read(url: str) -> bytes:
+def _read(url: str, reading: Reading) -> bytes:
     parts = urlsplit(url)
     if parts.scheme == "file":
         return Path(parts.path).read_bytes()
-    from urllib.request import urlopen  # slow to import
+    from klamm.security.http_document import read_document  # slow to import
 
-    with urlopen(url, timeout=TIMEOUT_S) as answer:
-        document: bytes = answer.read(LARGEST_JWKS)
-    return document
+    return read_document(url, timeout_s=TIMEOUT_S, largest=LARGEST_JWKS, reading=reading)

@@ -40,10 +40,11 @@ from klamm.server.disk_events import DiskEvents, DiskReactions
 from klamm.server.ending import Ending
 from klamm.server.environment import Environment, OnFailure
 from klamm.server.feature_follower import FeatureFollower
+from klamm.server.inter_broker_clients import InterBrokerClients
+from klamm.server.loss_notes import LossNotes
 from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.peer_secret import peer_secret
 from klamm.server.preloading import preload
-from klamm.server.replication import Replication
 from klamm.server.request_log import RequestLogWriter
 from klamm.server.running import Running
 from klamm.server.sasl_mechanisms import refresh_keys
@@ -98,8 +99,8 @@ class Starting:
         sockets = self._make_sockets(broker, security)
         sockets.number_connections(parts.connections)
         ending.add(sockets.shutdown)
-        replication = self._connect_parts(parts)
-        ending.add(replication.stop)
+        clients = self._connect_parts(parts)
+        ending.add(clients.stop)
         ending.add(partial(shut_down, broker))
         self._control_log.start(broker)
         ending.add(self._control_log.stop)
@@ -114,25 +115,32 @@ class Starting:
         ending.add(logs_end.judge)
         scheduler = periodic_tasks.schedule(broker, changes, spawn)
         ending.add(scheduler.stop)
-        replication.start(scheduler)
+        clients.start(scheduler)
         await registration.until_known(broker.metadata, address)
         await registration.until_partitions_known(broker.metadata, zk)
-        sockets.open_data_plane()
-        self._report_ready(metrics)
+        self._serve_clients(sockets, metrics)
         names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in sockets.endpoints)
         log.info("Broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
         return Running(broker, sockets.endpoints, metrics.port)
 
-    def _report_ready(self, metrics: MetricsServer) -> None:
+    def _serve_clients(self, sockets: SocketServer, metrics: MetricsServer) -> None:
+        """Begin to answer clients.
+
+        The collector is off until now. Passes between slices start here as well: the first one of a start would visit
+        the objects of all partitions.
+        """
+        sockets.channel.passes = collector.slice_passes()
+        sockets.open_data_plane()
         metrics.not_ready = None
         self.ending.add(partial(setattr, metrics, "not_ready", "The broker is stopping."))
 
-    def _connect_parts(self, parts: Assembly) -> Replication:
+    def _connect_parts(self, parts: Assembly) -> InterBrokerClients:
         """Let the parts act on events of disks, of ZooKeeper and of other brokers."""
         broker, spawn = parts.broker, self._tasks.spawn
         disks = DiskReactions(broker, spawn)
         self._disk_events.receiver = disks.events()
         broker.replicas.damaged_logs.ask_again = disks.request_leader_and_isr
+        broker.replicas.damaged_logs.report = LossNotes(broker.zk, spawn).add
         MissedDeletions(broker, spawn).start()
         StrayReplicas(broker, spawn).start()
         features = FeatureFollower(broker, spawn)
@@ -141,7 +149,7 @@ class Starting:
         parts.controller.on_failure = lambda: spawn(self._on_control_loop_failure())
         self.ending.add(parts.producer_id_blocks.close)
         self.ending.add(parts.coordinators.close)
-        return Replication(broker)
+        return InterBrokerClients(broker)
 
     async def _on_control_loop_failure(self) -> None:
         """Leave the cluster: a broker without a control loop would keep the controller's role and do nothing."""
@@ -238,7 +246,6 @@ class Starting:
             client_quotas=broker.quotas,
         )
         sockets.handler_pool.on_failed = self._control_log.on_failed_request
-        sockets.channel.collect = collector.slice_passes(broker.clock.monotonic)
         return sockets
 
     async def _join(

@@ -20,7 +20,7 @@ from klamm.server.background_tasks import Spawn
 
 log = logging.getLogger(__name__)
 
-SLICE: Final = 1_000
+SLICE: Final = 200
 """Number of logs that are checked before other work has its turn."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 _LONGEST: Final = 15
-"""Linux keeps so many bytes of a name."""
+"""The number of bytes of a name that Linux keeps."""
 
 
 def publish() -> None:

@@ -5,11 +5,15 @@ Errors raise ConfigError and do not show secrets.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from klamm.config import KafkaConfig
 from klamm.errors import ConfigError
+from klamm.model import is_loopback
 from klamm.zk.client.zk_security import Login, ZkSecurity
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from klamm.security.secret import Secret
@@ -40,6 +44,12 @@ def embedded_server(config: KafkaConfig) -> ServerOptions:
         from klamm.security.tls.contexts import server_context
 
         tls = server_context(_tls(config))
+    elif not is_loopback(host := config.klamm_zookeeper_embedded_host):
+        log.warning(
+            "The embedded ZooKeeper listens on %s without TLS: klamm.zookeeper.digest crosses the network in clear "
+            "text. Set zookeeper.ssl.client.enable=true on all brokers.",
+            host,
+        )
     return ServerOptions(gate=OPEN_GATE if secret is None else Gate(secret), tls=tls)
 
 

@@ -123,7 +123,7 @@ class AimedFaults:
         if found is None:
             return False
         leader, follower, third, partition = found
-        self._note(f"{follower.host} does not know what {leader.host} has committed, and is told another epoch")
+        self._note(f"{follower.host} does not know what {leader.host} has committed, and receives another epoch")
         self._cut(leader, follower)
         epoch = partition.leader_epoch
         third.kill()
@@ -199,7 +199,7 @@ class AimedFaults:
     async def _moment(self, look: Callable[[], T | None], longest_s: float = MOMENT_S) -> T | None:
         """Return the first result of `look`; None if there is none."""
         until_s = self._cluster.loop.time() + longest_s
-        while (found := look()) is None and self._cluster.loop.time() < until_s:  # noqa: ASYNC110 - nobody tells of it
+        while (found := look()) is None and self._cluster.loop.time() < until_s:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(LOOK_S)
         return found
 

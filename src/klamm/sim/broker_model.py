@@ -100,7 +100,11 @@ class Disk:
 
 
 class BrokerModel:
-    """`stop_epochs`: whether a StopReplica carries leader epochs (version 3 on)."""
+    """`stop_epochs`: whether a StopReplica carries leader epochs (version 3 on).
+
+    `registered_epoch` returns the epoch of the broker's registration in ZooKeeper. Without it, every newer broker epoch
+    is believed.
+    """
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class BrokerModel:
         on_leader: Callable[[int, LeaderAndIsrPartition, UUID], None],
         *,
         stop_epochs: bool = True,
+        registered_epoch: Callable[[], int] | None = None,
     ) -> None:
         self.id = broker_id
         self.disk = disk
@@ -120,6 +125,7 @@ class BrokerModel:
         """Partitions in a directory that failed in this process."""
         self._on_leader = on_leader
         self.has_stop_epochs = stop_epochs
+        self._registered_epoch = registered_epoch
 
     def copy(self) -> BrokerModel:
         """Return an independent copy with the same knowledge and logs."""
@@ -194,10 +200,16 @@ class BrokerModel:
     def _check_head(self, head: RequestHead) -> ErrorCode:
         if head.broker_epoch < self.broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH
+        if head.broker_epoch > self.broker_epoch and not self.is_registered_as(head.broker_epoch):
+            return ErrorCode.STALE_BROKER_EPOCH
         if head.controller_epoch < self.controller_epoch:
             return ErrorCode.STALE_CONTROLLER_EPOCH
         self.controller_epoch = head.controller_epoch
         return ErrorCode.NONE
+
+    def is_registered_as(self, broker_epoch: int) -> bool:
+        """As in `klamm.replica.controller_guard`: a controller may know of a registration before its broker does."""
+        return self._registered_epoch is None or broker_epoch == self._registered_epoch()
 
     def _become(self, state: LeaderAndIsrPartition, topic_id: UUID) -> ErrorCode:
         tp, wanted = state.partition, state.leader_and_isr

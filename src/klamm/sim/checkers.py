@@ -34,7 +34,7 @@ _ALL_ISRS_EVERY: Final = 8
 
 
 class Checkers:
-    """`writer` returns the process of a session. `are_suspected` tells whether all live members of a set lost power."""
+    """`writer` returns the process of a session, `are_suspected` whether all live members of a set lost power."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Checkers:
         """Replicas that are no longer assigned, and the controller epoch of their removal."""
         self.unfenced_sessions: set[int] = {TOOLS_SESSION}
         self.unclean = UncleanRules(writer)
-        self._told: dict[tuple[int, int], tuple[int, int]] = {}
+        self._last_heads: dict[tuple[int, int], tuple[int, int]] = {}
         self._producer_ids: dict[int, tuple[int, int]] = {}
         self._isr_events = 0
 
@@ -88,15 +88,16 @@ class Checkers:
     def on_delivered(self, node: Node, head: RequestHead, error: ErrorCode) -> None:
         """No zombie is obeyed: neither an older controller nor one that addresses an earlier incarnation."""
         key = (node.id, node.generation)
-        epoch, broker_epoch = self._told.get(key, (0, -1))
+        epoch, broker_epoch = self._last_heads.get(key, (0, -1))
         broker_epoch = max(broker_epoch, node.broker.broker_epoch)
         if error is ErrorCode.NONE:
             require(head.controller_epoch >= epoch, f"broker {node.id} obeyed {head} after controller epoch {epoch}")
             require(head.broker_epoch >= broker_epoch, f"broker {node.id} of epoch {broker_epoch} obeyed {head}")
-            self._told[key] = (max(epoch, head.controller_epoch), broker_epoch)
+            self._last_heads[key] = (max(epoch, head.controller_epoch), broker_epoch)
         else:
             stale = head.controller_epoch < epoch or head.broker_epoch < broker_epoch
-            require(stale, f"broker {node.id} refused {head} with {error.name}: it has heard of no newer")
+            stale = stale or (head.broker_epoch > broker_epoch and not node.broker.is_registered_as(head.broker_epoch))
+            require(stale, f"broker {node.id} refused {head} with {error.name}: it knows no newer one")
 
     def on_stopped(self, node: Node, request: StopReplicaRequest, before: dict[TopicPartition, Hosted]) -> None:
         """A request that is older than a broker's replica removes nothing from it, if requests carry epochs."""

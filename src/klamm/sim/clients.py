@@ -23,6 +23,7 @@ from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTop
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.record_batch import Record, batches, build_batch, records
 from klamm.protocol.wire import Message
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
 from klamm.sim.checkers import Violation, require
 from klamm.sim.history import History, value_of
 
@@ -49,8 +50,11 @@ Addresses = Mapping[int, tuple[str, int]]
 class Client:
     """Connections per broker, and the leaders of the last metadata."""
 
-    def __init__(self, name: str, addresses: Addresses, rng: random.Random) -> None:
+    def __init__(
+        self, name: str, addresses: Addresses, rng: random.Random, security: ClientSecurity = PLAINTEXT
+    ) -> None:
         self.name = name
+        self._security = security
         self.rng = rng
         self._addresses = addresses
         self._connections: dict[int, BrokerConnection] = {}
@@ -69,7 +73,12 @@ class Client:
         if connection is None or connection.is_closed:
             host, port = self._addresses[broker_id]
             connection = await BrokerConnection.connect(
-                host, port, timeout_ms=TIMEOUT_MS, client_id=self.name, request_timeout_ms=timeout_ms
+                host,
+                port,
+                timeout_ms=TIMEOUT_MS,
+                client_id=self.name,
+                request_timeout_ms=timeout_ms,
+                security=self._security,
             )
             self._connections[broker_id] = connection
             self._connected += 1
@@ -174,8 +183,9 @@ class Producer:
         rng, number = self._client.rng, 0
         while number == 0 or self._may_go_on():
             values = [value_of(self._client.name, tp, number + i) for i in range(rng.randint(1, 3))]
+            since_s = asyncio.get_running_loop().time()
             base_offset = await self._deliver(tp, values, number)
-            self._history.on_acknowledged(tp, base_offset, values)
+            self._history.on_acknowledged(tp, base_offset, values, since_s)
             number += len(values)
             await asyncio.sleep(rng.uniform(0.02, 0.4))
 
@@ -250,16 +260,16 @@ class Consumer:
                 if self._client.rng.random() < 0.05:
                     await self._ask_in_the_past(leader, epoch)
             except OSError:
-                await self._start_anew()
+                await self._start_again()
 
     async def _fetch(self, leader: int, epoch: int) -> None:
         response = await self._client.ask(leader, self._request(epoch), 11)
         result = response.responses[0].partitions[0]
         if await self._is_answer(result.error_code):
             before, now = self._high_watermark, result.high_watermark
-            told = f"the high watermark of {self.tp} went from {before} to {now} in epoch {epoch}"
+            message = f"the high watermark of {self.tp} went from {before} to {now} in epoch {epoch}"
             answered = (self._client.connection_number(leader), epoch)
-            require(answered != self._answered or now >= before, told)
+            require(answered != self._answered or now >= before, message)
             self._answered, self._high_watermark = answered, now
             self._near = result.preferred_read_replica if result.preferred_read_replica >= 0 else None
             self._take(result.records, result.high_watermark)
@@ -300,10 +310,10 @@ class Consumer:
         if code not in RETRIABLE and code != ErrorCode.OFFSET_OUT_OF_RANGE:
             name = ErrorCode(code).name
             raise Violation(f"{self._client.name} was answered {name} for offset {self.offset} of {self.tp}")
-        await self._start_anew()
+        await self._start_again()
         return False
 
-    async def _start_anew(self) -> None:
+    async def _start_again(self) -> None:
         self._near = None
         self._client.forget_leader(self.tp)
         await self._client.rest()
@@ -322,7 +332,7 @@ class Consumer:
         for batch in batches(bytes(data or b"")):
             for record in records(batch):
                 if record.offset >= self.offset:
-                    told = f"a consumer of {self.tp} was given {record.offset}, committed is {high_watermark}"
-                    require(record.offset < high_watermark, told)
+                    message = f"a consumer of {self.tp} was given {record.offset}, committed is {high_watermark}"
+                    require(record.offset < high_watermark, message)
                     self._history.on_read(self.tp, record.offset, record.value or b"")
                     self.offset = record.offset + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import random
 import uuid
@@ -68,6 +69,8 @@ SETTINGS: Final[dict[str, object]] = {
     "leader.imbalance.check.interval.seconds": 3,
     "klamm.unclean.replica.wait.ms": 50_000,
 }
+PARTIAL_WRITE_BYTES: Final = 30
+"""Bytes of a write for which a full disk still has room: less than the header of a batch."""
 RACK_AWARE: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 _SKELETON: Final = frozenset(levels_of((*paths.PERSISTENT_PATHS, *acl_changes.PERSISTENT_PATHS)))
 """Znodes that any broker creates if they are missing."""
@@ -87,7 +90,10 @@ class SimNode:
         self.server: KafkaServer | None = None
         self.running: Running | None = None
         self.is_disk_broken = False
+        self.is_disk_full = False
         self._has_lost_records = False
+        self.lost_records_s = -math.inf
+        """When it last lost records that it had not flushed, or that were damaged."""
         self._cluster = cluster
         self._runs = 0
 
@@ -135,8 +141,8 @@ class SimNode:
         self.files.fault = self._fault
         self.process = process = SimProcess(f"broker {self.id} run {self._runs}", self.host)
         self._cluster.processes.append(process)
-        listener = f"PLAINTEXT://{self.host}:{PORT}"
-        own = {"broker.id": self.id, "listeners": listener, "advertised.listeners": listener, "broker.rack": self.rack}
+        where = ",".join(f"{name}://{self.host}:{port}" for name, port in self._cluster.listeners.items())
+        own = {"broker.id": self.id, "listeners": where, "advertised.listeners": where, "broker.rack": self.rack}
         with running_as(process):
             self.server = KafkaServer(KafkaConfig({**self._cluster.settings, **own}), self._environment())
         self._cluster.loop.spawn(process, self._run(self.server))
@@ -168,13 +174,17 @@ class SimNode:
         directories = tuple(f"/data/{tp.topic}-{tp.partition}/" for tp in kept)
         self.kill()
         self.files = files.crash(rng, lambda path: path.startswith(directories))
-        self._has_lost_records = True
+        self._note_lost_records()
 
     def damage(self, path: str) -> None:
         """Damage a stopped broker's disk: half of a file becomes zeros."""
         size = len(self.files.read_bytes(path))
         self.files.open(path).pwrite((bytes(size - size // 2),), size // 2)
+        self._note_lost_records()
+
+    def _note_lost_records(self) -> None:
         self._has_lost_records = True
+        self.lost_records_s = self._cluster.loop.time()
 
     @property
     def is_suspected(self) -> bool:
@@ -202,7 +212,9 @@ class SimNode:
         self.is_disk_broken = True
 
     def _fault(self, operation: str, path: str) -> int | None:
-        """A broken disk writes nothing more; half of a write may still succeed."""
+        """A broken disk writes nothing more, a full one nothing that needs room; half of a write may still succeed."""
+        if self.is_disk_full:
+            return self._refuse_room(operation, path)
         if not self.is_disk_broken or operation in ("pread", "read", "list"):
             return None
         if operation == "pwrite":
@@ -210,6 +222,13 @@ class SimNode:
             return self._cluster.rng.randint(0, 40)
         self._cluster.counts["disk operations failed"] += 1
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def _refuse_room(self, operation: str, path: str) -> int | None:
+        if operation == "pwrite":
+            return PARTIAL_WRITE_BYTES
+        if operation in ("write", "mkdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return None
 
 
 class SimCluster:
@@ -242,6 +261,8 @@ class SimCluster:
         }
         if seed % 2:
             self.settings["replica.selector.class"] = RACK_AWARE
+        self.listeners = {"PLAINTEXT": PORT}
+        """The listeners of every broker, with their ports."""
         self.zookeeper = ZooKeeperServer(self.loop, self._on_written)
         self.nodes = {broker_id: SimNode(self, broker_id) for broker_id in range(1, brokers + 1)}
         self.addresses = {node.id: (node.host, PORT) for node in self.nodes.values()}
@@ -256,7 +277,7 @@ class SimCluster:
         is_guarded = bool(self.settings.get("authorizer.class.name"))
         return not is_guarded and not self.settings["klamm.admit.unproven.peers"]
 
-    # --- telling ---------------------------------------------------------------------------------------------------
+    # --- transcript ---------------------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         if self.tracing:
@@ -299,8 +320,8 @@ class SimCluster:
 
     def _on_written(self, session_id: int, operations: tuple[WriteOp, ...]) -> None:
         if self.tracing:
-            told = [_tell(op) for op in operations if not isinstance(op, Check)]
-            self.note(f"zk session {session_id}: {'; '.join(told)}")
+            described = [_describe(op) for op in operations if not isinstance(op, Check)]
+            self.note(f"zk session {session_id}: {'; '.join(described)}")
         operations = tuple(op for op in operations if not _is_of_any_broker(op))
         try:
             self.checkers.on_written(session_id, operations)
@@ -333,11 +354,11 @@ class SimCluster:
 
 def _is_of_any_broker(op: WriteOp) -> bool:
     """Writes of brokers that are not the controller: each broker reports its own failed disk."""
-    tells_failure = isinstance(op, Create) and op.path.startswith(paths.LOG_DIR_EVENT_NOTIFICATION)
-    return tells_failure or op.path in _SKELETON
+    is_failure_note = isinstance(op, Create) and op.path.startswith(paths.LOG_DIR_EVENT_NOTIFICATION)
+    return is_failure_note or op.path in _SKELETON
 
 
-def _tell(op: WriteOp) -> str:
+def _describe(op: WriteOp) -> str:
     kind = type(op).__name__.lower()
     data = op.data if isinstance(op, Create | SetData) else None
     return f"{kind} {op.path} {(data or b'').decode(errors='replace')[:160]}".rstrip()

@@ -1,9 +1,13 @@
-"""Bugs for level 2, as replacements in the source of brokers: each must be caught by whole-cluster seeds."""
+"""Bugs for level 2, as replacements in the source of brokers: each must be caught by whole-cluster seeds.
+
+Those that need a certain course of events are in `aimed/aimed_cluster_mutants.py`.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from klamm.sim.aimed.aimed_cluster_mutants import AIMED_CLUSTER_MUTANTS
 from klamm.sim.mutant import Mutant
 
 _R: Final = "klamm.replica."
@@ -31,7 +35,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition_reader",
         "elif epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:",
         "elif False:",
-        first=3,
+        first=4,
     ),
     "leader_epoch_is_not_checked": Mutant(
         _R + "partition_reader",
@@ -48,13 +52,13 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.log.producer_state", "BatchMetadata(batch.last_sequence,", "BatchMetadata(batch.base_sequence,"
     ),
     "producers_forgotten_at_restart": Mutant(
-        "klamm.log.producer_rebuild", "    if start >= log_end_offset:\n        return\n", "    return\n", first=3
+        "klamm.log.producer_rebuild", "    if start >= log_end_offset:\n        return\n", "    return\n", first=7
     ),
     "stale_controllers_are_obeyed": Mutant(
         _R + "replica_manager",
         "        if controller_epoch < self.controller_epoch:\n",
         "        if False:\n",
-        first=62,
+        first=71,
         beside=(
             Mutant(
                 _R + "controller_guard",
@@ -83,7 +87,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "    is_named = (claim.controller_id, claim.controller_epoch) == "
         "(state.controller_id, state.controller_epoch)\n",
         "    is_named = claim.controller_epoch == state.controller_epoch\n",
-        first=8,
+        first=9,
     ),
     "watches_are_lost_with_the_connection": Mutant(
         "klamm.zk.client.zk_session",
@@ -95,7 +99,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.controller.controller_runner",
         "        self._register(self._zk.session_id, 1)\n",
         "        pass\n",
-        first=3,
+        first=5,
     ),
     "deleted_registration_is_accepted": Mutant(
         "klamm.controller.controller",
@@ -118,6 +122,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition",
         "        self.maybe_increment_high_watermark(now_ms)\n        return is_new_epoch\n",
         "        log.update_high_watermark(log.log_end_offset)\n        return is_new_epoch\n",
+        first=1,
     ),
     "changes_do_not_reach_fetch_sessions": Mutant(
         _R + "partition",
@@ -128,20 +133,21 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         _R + "partition_reader",
         "    epoch_start = partition.leader_epoch_start_offset\n",
         "    epoch_start = None\n",
-        first=24,
+        first=26,
     ),
     "cache_updates_overwrite_each_other": Mutant(
         "klamm.metadata.cache",
         "        self.snapshot, deleted = before.apply(update)\n",
         "        import asyncio\n\n        after, deleted = before.apply(update)\n"
         "        asyncio.get_running_loop().call_later(0.002, setattr, self, 'snapshot', after)\n",
+        first=1,
     ),
     "offset_commits_do_not_wait": Mutant(
-        "klamm.coordinator.shell",
+        "klamm.coordinator.broker_adapters",
         "self._append_records(-1, True,",
         "self._append_records(1, True,",
         40,
-        first=4,
+        first=7,
     ),
     "cut_at_the_high_watermark": Mutant(
         _R + "fetch_state",
@@ -154,7 +160,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.replica.stray_replicas",
         "if informed_by > self._informed_by and update.topics and update.is_last_slice:",
         "if False:",
-        first=69,
+        first=9,
     ),
     "stop_replica_of_any_epoch_obeyed": Mutant(
         _R + "state_change",
@@ -174,13 +180,13 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "            pass\n",
     ),
     "unclean_shutdown_not_reported": Mutant(
-        "klamm.server.starting", "unclean_shutdown=broker.logs.may_lack_records", "unclean_shutdown=False"
+        "klamm.server.starting", "unclean_shutdown=broker.logs.may_lack_records", "unclean_shutdown=False", first=2
     ),
     "members_that_just_left_not_waited_for": Mutant(
         "klamm.controller.suspects",
         "        if former:\n            self.left[tp] = former\n",
         "        if former:\n            pass\n",
-        first=28,
+        first=124,
     ),
     "damage_not_reported": Mutant(
         "klamm.log.log_manager",
@@ -192,5 +198,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "klamm.apis.offset_for_leader_epoch",
         "        end_offset=end_offset,\n    )\n\n\ndef _row",
         "        end_offset=-end_offset % 1000,\n    )\n\n\ndef _row",
+        first=9,
     ),
+    **AIMED_CLUSTER_MUTANTS,
 }

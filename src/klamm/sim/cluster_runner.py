@@ -19,7 +19,7 @@ from klamm.sim.cluster_quiet import check_quiet, led_from_failed_disks
 from klamm.sim.faults import Faults
 from klamm.sim.group_member import Committed, GroupMember, check_group, committed_offset, find_coordinator
 from klamm.sim.loop import SimProcess
-from klamm.sim.runner import Failure
+from klamm.sim.runner import Failure, OnDone, ignore
 from klamm.sim.watched_run import WatchedRun
 
 FAULTS_S: Final = 12.0
@@ -168,6 +168,7 @@ def run_cluster_seeds(
     stop_at: Callable[[Failure], bool] = lambda _: True,
     tracing: bool = False,
     scenario: NewScenario = Scenario,
+    on_done: OnDone = ignore,
 ) -> ClusterSummary:
     """Failing seeds are run again with their transcript, unless every run is `tracing`: where failures are expected.
 
@@ -181,11 +182,12 @@ def run_cluster_seeds(
         summary.simulated_s += cluster.loop.time()
         summary.counts += cluster.counts
         if failure is not None:
-            told = failure if tracing else run_cluster(seed, brokers, tracing=True, scenario=scenario)[1]
-            assert told is not None, f"seed {seed} failed, and not when replayed: the simulation is not deterministic"
-            summary.failures.append(told)
-            if stop_at(told):
+            traced = failure if tracing else run_cluster(seed, brokers, tracing=True, scenario=scenario)[1]
+            assert traced is not None, f"seed {seed} failed, and not when replayed: the simulation is not deterministic"
+            summary.failures.append(traced)
+            if stop_at(traced):
                 break
+        on_done(summary.seeds)
     return summary
 
 

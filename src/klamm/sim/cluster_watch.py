@@ -8,6 +8,7 @@ epoch of a broker goes back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from klamm.broker import Broker
@@ -18,7 +19,7 @@ from klamm.sim.history import History
 from klamm.sim.loop import SimProcess
 from klamm.sim.zk_server import ZooKeeperServer
 from klamm.zk.model import paths
-from klamm.zk.model.znodes import decode_controller_epoch, decode_partition_state
+from klamm.zk.model.znodes import ZnodeFormatError, decode_controller_epoch, decode_partition_state
 
 
 class WatchedNode(Protocol):
@@ -33,6 +34,8 @@ class WatchedNode(Protocol):
 
     @property
     def is_suspected(self) -> bool: ...
+
+    lost_records_s: float
 
 
 class WatchedCluster(Protocol):
@@ -54,6 +57,7 @@ class ClusterWatch:
         self._needed = min(min_insync_replicas, len(cluster.nodes))
         self._controller_epochs: dict[SimProcess, int] = {}
         self._leader_epochs: dict[tuple[SimProcess, TopicPartition, str], int] = {}
+        self._last_elected = 0
         cluster.history.on_committed = self.check_copies
 
     def check(self) -> None:
@@ -61,9 +65,14 @@ class ClusterWatch:
             self._check_isr(tp)
         self._check_obedience()
 
-    def check_copies(self, tp: TopicPartition, end: int) -> None:
-        """Check an acknowledged produce with acks=all. A broker that cannot be inspected may have the records."""
-        ends = {node.id: self._end(node, tp) for node in self._cluster.nodes.values()}
+    def check_copies(self, tp: TopicPartition, end: int, since_s: float) -> None:
+        """Check an acknowledged produce with acks=all, which was sent first at `since_s`.
+
+        A broker that cannot be inspected may have the records. A broker that lost power in the meantime may have had
+        them: a repeated batch that is committed is acknowledged, however small the ISR has become.
+        """
+        nodes = self._cluster.nodes.values()
+        ends = {node.id: None if node.lost_records_s >= since_s else self._end(node, tp) for node in nodes}
         copies = sum(known is None or known >= end for known in ends.values())
         require(copies >= self._needed, f"{tp} was acknowledged up to {end}, its copies end at {ends}")
 
@@ -117,8 +126,12 @@ class ClusterWatch:
                 self._check_leader_epochs(node.process, node.broker, tp)
 
     def _elected_epoch(self) -> int:
+        """While the znode is unreadable, the last epoch that it had."""
         znode = self._cluster.zookeeper.tree.nodes.get(paths.CONTROLLER_EPOCH)
-        return 0 if znode is None else decode_controller_epoch(znode.data)
+        if znode is not None:
+            with suppress(ZnodeFormatError):
+                self._last_elected = decode_controller_epoch(znode.data)
+        return self._last_elected
 
     def _check_leader_epochs(self, process: SimProcess, broker: Broker, tp: TopicPartition) -> None:
         hosted, cached = broker.replicas.partitions.get(tp), broker.metadata.snapshot.partition(*tp)
@@ -126,6 +139,6 @@ class ClusterWatch:
             if found is not None and found.leader_epoch >= 0:
                 key = (process, tp, what)
                 before = self._leader_epochs.get(key, 0)
-                told = f"broker {broker.id} {what} {tp} in leader epoch {found.leader_epoch} after {before}"
-                require(found.leader_epoch >= before, told)
+                message = f"broker {broker.id} {what} {tp} in leader epoch {found.leader_epoch} after {before}"
+                require(found.leader_epoch >= before, message)
                 self._leader_epochs[key] = found.leader_epoch

@@ -37,12 +37,12 @@ class DeliveryTwins:
             self._broker.handle(self._put[same])
             same += 1
         twin = self._broker.copy()
-        plain, merged = _told(self._broker, self._put[same:]), _told(twin, self._taken[same:])
+        plain, merged = _outcome(self._broker, self._put[same:]), _outcome(twin, self._taken[same:])
         require(plain == merged, f"coalescing changed what broker {self._broker.id} has: {plain} became {merged}")
         self._put, self._taken = [], []
 
 
-def _told(broker: BrokerModel, requests: list[ControlRequest]) -> tuple[object, ...]:
+def _outcome(broker: BrokerModel, requests: list[ControlRequest]) -> tuple[object, ...]:
     for request in requests:
         broker.handle(request)
     return _state(broker)

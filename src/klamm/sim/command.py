@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from klamm.sim.mutant import Mutant
+from klamm.sim.silence import silence_brokers
 
 if TYPE_CHECKING:
     from klamm.sim.cluster import SimCluster
@@ -18,6 +20,13 @@ SHOWN_LINES = 120
 PLAIN: Final = ""
 TRANSACTIONS: Final = "transactions"
 GUARDED: Final = "guarded"
+PROVEN: Final = "proven"
+Progress = Callable[[int, int], None]
+"""Receives the numbers of finished and of all seeds."""
+
+
+def unseen(done: int, total: int) -> None:
+    """Show no progress."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run only this seed; a failure is reported in full")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--transactions", action="store_true", help="level 2 with transactional clients")
+    parser.add_argument("--aim", default="", help="level 2: run this aimed scenario instead of random faults")
     parser.add_argument("--guarded", action="store_true", help="level 2 with an authorizer and an intruder")
+    parser.add_argument("--proven", action="store_true", help="level 2 with brokers that prove their id, and impostors")
     parser.add_argument("--mutant", help="run with this bug built in: the run should fail")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds of level 1")
     parser.add_argument(
@@ -48,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         mutant=args.mutant,
         all_lines=args.all_lines,
         jobs=args.jobs,
-        variant=_variant(args.transactions, args.guarded),
+        variant=_variant(args.transactions, args.guarded, args.proven),
+        aim=args.aim,
     )
 
 
@@ -63,48 +75,68 @@ def run(
     all_lines: bool = False,
     jobs: int = 1,
     variant: str = PLAIN,
+    aim: str = "",
+    is_patched: bool = False,
+    progress: Progress = unseen,
 ) -> int:
-    """Return the exit code: 0 if nothing failed. A mutant must be applied before the controller is imported."""
-    reports = ""
+    """Return the exit code: 0 if nothing failed. A mutant must be applied before the controller is imported.
+
+    `is_patched`: the caller has patched the mutant into the loaded modules.
+    """
+    silence_brokers()
+    reports, anomalies = "", tuple[str, ...]()
     if mutant:
         from klamm.sim.mutants import install
 
-        found = install(mutant, _mutants(level, variant))
+        mutants = mutants_of(level, variant)
+        found = mutants[mutant] if is_patched else install(mutant, mutants)
         seeds, first = (found.seeds, first or found.first) if seeds is None else (seeds, first)
-        reports = found.reports
+        reports, anomalies, aim = found.reports, found.anomalies, found.aim or aim
     if level == 2:
         return simulate_cluster(
-            seeds or 50,
+            seeds or (1 if aim else 50),
             seed,
             brokers,
             first=first,
             mutant=mutant,
             all_lines=all_lines,
             variant=variant,
+            aim=aim,
             reports=reports,
+            anomalies=anomalies,
+            progress=progress,
         )
     jobs = 1 if mutant else jobs
-    return simulate(seeds or 200, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs)
+    return simulate(
+        seeds or 200, seed, brokers, first=first, mutant=mutant, all_lines=all_lines, jobs=jobs, progress=progress
+    )
 
 
 def mutant_names(level: int, *, variant: str = PLAIN) -> list[str]:
     """Return the mutants of a level."""
-    return list(_mutants(level, variant))
+    return list(mutants_of(level, variant))
 
 
-def _variant(transactions: bool, guarded: bool) -> str:
-    return GUARDED if guarded else TRANSACTIONS if transactions else PLAIN
+def _variant(transactions: bool, guarded: bool, proven: bool) -> str:
+    return GUARDED if guarded else PROVEN if proven else TRANSACTIONS if transactions else PLAIN
 
 
-def _mutants(level: int, variant: str) -> dict[str, Mutant]:
+def variant_options(variant: str) -> list[str]:
+    """Return the options of the command line that select a variant of level 2."""
+    return [f"--{variant}"] if variant else []
+
+
+def mutants_of(level: int, variant: str = PLAIN) -> dict[str, Mutant]:
+    """Return the mutants of a level by name."""
     from klamm.sim.cluster_mutants import CLUSTER_MUTANTS
-    from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS
+    from klamm.sim.guarded.guard_mutants import GUARD_MUTANTS, PROOF_MUTANTS
     from klamm.sim.mutants import MUTANTS
     from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
 
     if level == 1:
         return MUTANTS
-    return {TRANSACTIONS: TRANSACTION_MUTANTS, GUARDED: GUARD_MUTANTS}.get(variant, CLUSTER_MUTANTS)
+    of_variants = {TRANSACTIONS: TRANSACTION_MUTANTS, GUARDED: GUARD_MUTANTS, PROVEN: PROOF_MUTANTS}
+    return of_variants.get(variant, CLUSTER_MUTANTS)
 
 
 def simulate(
@@ -116,6 +148,7 @@ def simulate(
     mutant: str | None = None,
     all_lines: bool = False,
     jobs: int = 1,
+    progress: Progress = unseen,
 ) -> int:
     """Print what was run and what failed; returns 0 if nothing failed."""
     from klamm.sim import runner  # after a mutant was put in place
@@ -124,10 +157,11 @@ def simulate(
         return _simulate_one(seed, brokers, mutant, all_lines)
     started = time.perf_counter()
     if jobs > 1:
-        summary = runner.run_parallel(first, seeds, brokers, jobs=jobs)
+        summary = runner.run_parallel(first, seeds, brokers, jobs=jobs, on_done=lambda done: progress(done, seeds))
     else:
-        summary = runner.run_seeds(first, seeds, brokers)
+        summary = runner.run_seeds(first, seeds, brokers, on_done=lambda done: progress(done, seeds))
     seconds = time.perf_counter() - started
+    progress(seeds, seeds)  # also after a failure: nothing of it may remain on the line of the report
     for failure in summary.failures:
         _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines)
     print(
@@ -142,7 +176,7 @@ def _simulate_one(seed: int, brokers: int, mutant: str | None, all_lines: bool) 
     """Print the transcript if something is wrong or on request."""
     from klamm.sim import runner
 
-    world, found = runner.tell(seed, brokers)
+    world, found = runner.run_traced(seed, brokers)
     if found is not None:
         _print_failure(seed, found.error, found.transcript, brokers, mutant, all_lines=True)
         return 1
@@ -168,16 +202,24 @@ def simulate_cluster(
     mutant: str | None = None,
     all_lines: bool = False,
     variant: str = PLAIN,
+    aim: str = "",
     reports: str = "",
+    anomalies: Collection[str] = (),
+    progress: Progress = unseen,
 ) -> int:
     """The same for level 2: whole brokers, with clients that produce and consume, or a variant of these.
 
+    `aim`: an aimed scenario, of transactions in that variant.
+
     `reports`: look for a seed in which the checkers of transactions report this anomaly and no other one.
+
+    `anomalies`: look for a seed in which they report all of these.
     """
     from klamm.sim import cluster_runner  # after a mutant was put in place
+    from klamm.sim.transactions.anomalies import reported_kinds
 
-    scenario = _scenario(variant)
-    options = f" --level 2 --{variant}" if variant else " --level 2"
+    scenario = _scenario(variant, aim)
+    options = (f" --level 2 --{variant}" if variant else " --level 2") + (f" --aim '{aim}'" if aim else "")
     if seed is not None:
         cluster, found = cluster_runner.run_cluster(seed, brokers, tracing=True, scenario=scenario)
         if found is not None:
@@ -193,9 +235,14 @@ def simulate_cluster(
         brokers,
         tracing=is_mutant,
         scenario=scenario,
-        stop_at=lambda failure: not reports or is_report_of(failure.error, reports),
+        stop_at=lambda failure: (
+            (not reports or is_report_of(failure.error, reports))
+            and reported_kinds(failure.error).issuperset(anomalies)
+        ),
+        on_done=lambda done: progress(done, seeds),
     )
     seconds = time.perf_counter() - started
+    progress(seeds, seeds)
     for failure in summary.failures:
         _print_failure(failure.seed, failure.error, failure.transcript, brokers, mutant, all_lines, options=options)
     print(
@@ -211,12 +258,32 @@ def is_report_of(error: str, kind: str) -> bool:
     return error.startswith(f"Violation: {kind}: ") and " | " not in error
 
 
-def _scenario(variant: str) -> NewScenario:
+def aim_names(variant: str = PLAIN) -> list[str]:
+    """Return the aimed scenarios of a variant of level 2."""
+    from klamm.sim.aimed.cluster_aims import CLUSTER_AIMS
+    from klamm.sim.transactions.aims import AIMS
+
+    return {PLAIN: list(CLUSTER_AIMS), TRANSACTIONS: list(AIMS)}.get(variant, [])
+
+
+def _scenario(variant: str, aim: str) -> NewScenario:
     from klamm.sim.cluster_runner import Scenario
     from klamm.sim.guarded.guarded_scenario import GuardedScenario
+    from klamm.sim.guarded.proven_scenario import ProvenScenario
     from klamm.sim.transactions.txn_scenario import TransactionScenario
 
-    return {TRANSACTIONS: TransactionScenario, GUARDED: GuardedScenario}.get(variant, Scenario)
+    if aim and not variant:
+        from klamm.sim.aimed.cluster_aims import CLUSTER_AIMS
+        from klamm.sim.aimed.cluster_stage import ClusterStage
+
+        return partial(ClusterStage, aim=CLUSTER_AIMS[aim])
+    if aim:
+        from klamm.sim.transactions.aimed_stage import Stage
+        from klamm.sim.transactions.aims import AIMS
+
+        return partial(Stage, aim=AIMS[aim])
+    of_variants = {TRANSACTIONS: TransactionScenario, GUARDED: GuardedScenario, PROVEN: ProvenScenario}
+    return of_variants.get(variant, Scenario)
 
 
 def _print_one_cluster(cluster: SimCluster, brokers: int, all_lines: bool) -> None:

@@ -8,7 +8,7 @@ protects from forged fetches.
 from __future__ import annotations
 
 from random import Random
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from klamm.broker import Broker
 from klamm.errors import ErrorCode
@@ -52,6 +52,14 @@ class ForgedNode(Protocol):
     def broker(self) -> Broker | None: ...
 
 
+class ForgedHead(NamedTuple):
+    """The sender and the registration that a forged control request claims."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int
+
+
 def forge(rng: Random, node: ForgedNode, tp: TopicPartition, controller_id: int, epoch: int) -> tuple[Message, int]:
     """Return a control request that would take `tp` or its clients away from `node`, and its version."""
     broker = node.broker
@@ -59,32 +67,44 @@ def forge(rng: Random, node: ForgedNode, tp: TopicPartition, controller_id: int,
     if is_other := rng.random() < 0.3:
         controller_id = _NOBODY
     controller_epoch = epoch if is_other else epoch + _NEVER_REACHED
-    broker_epoch = broker.broker_epoch
-    kind = rng.randrange(3)
-    if kind == 0:
-        endpoint = UpdateMetadataEndpoint(port=9092, host=FOREIGN_HOST, listener="PLAINTEXT", security_protocol=0)
-        return UpdateMetadataRequest(
-            controller_id=controller_id,
-            controller_epoch=controller_epoch,
-            broker_epoch=broker_epoch,
-            topic_states=(),
-            live_brokers=[UpdateMetadataBroker(id_=node.id, endpoints=[endpoint])],
-        ), 7
+    forgers = (forge_update_metadata, forge_stop_replica, forge_leader_and_isr)
+    return forgers[rng.randrange(3)](node, tp, ForgedHead(controller_id, controller_epoch, broker.broker_epoch))
+
+
+def forge_update_metadata(node: ForgedNode, tp: TopicPartition, head: ForgedHead) -> tuple[Message, int]:
+    """Clients of the broker would be sent to a foreign host."""
+    endpoint = UpdateMetadataEndpoint(port=9092, host=FOREIGN_HOST, listener="PLAINTEXT", security_protocol=0)
+    return UpdateMetadataRequest(
+        controller_id=head.controller_id,
+        controller_epoch=head.controller_epoch,
+        broker_epoch=head.broker_epoch,
+        topic_states=(),
+        live_brokers=[UpdateMetadataBroker(id_=node.id, endpoints=[endpoint])],
+    ), 7
+
+
+def forge_stop_replica(node: ForgedNode, tp: TopicPartition, head: ForgedHead) -> tuple[Message, int]:
+    """The broker would delete its replica."""
+    stopped = StopReplicaPartitionState(
+        partition_index=tp.partition, leader_epoch=EPOCH_DURING_DELETE, delete_partition=True
+    )
+    return StopReplicaRequest(
+        controller_id=head.controller_id,
+        controller_epoch=head.controller_epoch,
+        broker_epoch=head.broker_epoch,
+        topic_states=[StopReplicaTopicState(topic_name=tp.topic, partition_states=[stopped])],
+    ), 3
+
+
+def forge_leader_and_isr(node: ForgedNode, tp: TopicPartition, head: ForgedHead) -> tuple[Message, int]:
+    """The broker would lead, without any other replica."""
+    broker = node.broker
+    assert broker is not None
     hosted = broker.replicas.partitions.get(tp)
-    if kind == 1:
-        stopped = StopReplicaPartitionState(
-            partition_index=tp.partition, leader_epoch=EPOCH_DURING_DELETE, delete_partition=True
-        )
-        return StopReplicaRequest(
-            controller_id=controller_id,
-            controller_epoch=controller_epoch,
-            broker_epoch=broker_epoch,
-            topic_states=[StopReplicaTopicState(topic_name=tp.topic, partition_states=[stopped])],
-        ), 3
     leader_epoch = 1 if hosted is None else hosted.leader_epoch + 1
     state = LeaderAndIsrPartitionState(
         partition_index=tp.partition,
-        controller_epoch=controller_epoch,
+        controller_epoch=head.controller_epoch,
         leader=node.id,
         leader_epoch=leader_epoch,
         isr=(node.id,),
@@ -93,9 +113,9 @@ def forge(rng: Random, node: ForgedNode, tp: TopicPartition, controller_id: int,
     )
     topic_id = broker.metadata.snapshot.topic_id(tp.topic)
     return LeaderAndIsrRequest(
-        controller_id=controller_id,
-        controller_epoch=controller_epoch,
-        broker_epoch=broker_epoch,
+        controller_id=head.controller_id,
+        controller_epoch=head.controller_epoch,
+        broker_epoch=head.broker_epoch,
         live_leaders=(),
         topic_states=[LeaderAndIsrTopicState(topic_name=tp.topic, topic_id=topic_id, partition_states=[state])],
     ), 5

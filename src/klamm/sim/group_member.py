@@ -72,13 +72,13 @@ class Committed:
         """Check where a generation starts: its coordinator must know the offsets acknowledged before its members
         joined."""
         is_known = found >= floor or found in self._maybe.get(tp, ())
-        require(is_known, f"a generation starts at {found} of {tp}, its group was told {floor} before")
+        require(is_known, f"a generation starts at {found} of {tp}, its group received {floor} before")
 
     def check(self, tp: TopicPartition, found: int) -> None:
         """Call it when nothing is in flight."""
         acknowledged = self.acknowledged(tp)
         possible = {acknowledged, *self._maybe.get(tp, ())}
-        require(found in possible, f"the group has committed {found} of {tp}, it was told {acknowledged}")
+        require(found in possible, f"the group has committed {found} of {tp}, the acknowledged one is {acknowledged}")
 
 
 class Refused(Exception):

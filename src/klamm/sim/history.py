@@ -26,18 +26,21 @@ class History:
         self.acknowledged: dict[TopicPartition, list[Acknowledged]] = {}
         self._seen: dict[TopicPartition, list[bytes]] = {}
         self._acknowledged_end: dict[TopicPartition, int] = {}
-        self.on_committed: Callable[[TopicPartition, int], None] = lambda tp, end: None
-        """Called for every answer to a produce, with the committed end of the partition."""
+        self.on_committed: Callable[[TopicPartition, int, float], None] = lambda tp, end, since_s: None
+        """Called for every answer to a produce, with the committed end of the partition and the first attempt."""
 
-    def on_acknowledged(self, tp: TopicPartition, base_offset: int, values: list[bytes]) -> None:
-        """Record an acknowledged produce. A duplicate of an earlier attempt may be answered without an offset."""
+    def on_acknowledged(self, tp: TopicPartition, base_offset: int, values: list[bytes], since_s: float) -> None:
+        """Record an acknowledged produce, which was sent first at `since_s`.
+
+        A duplicate of an earlier attempt may be answered without an offset.
+        """
         known = self.acknowledged.setdefault(tp, [])
         for i, value in enumerate(values):
             known.append(Acknowledged(value, base_offset + i if base_offset >= 0 else -1))
         if base_offset >= 0:
             end = base_offset + len(values)
             self._acknowledged_end[tp] = max(end, self._acknowledged_end.get(tp, 0))
-            self.on_committed(tp, end)
+            self.on_committed(tp, end, since_s)
 
     def on_read(self, tp: TopicPartition, offset: int, value: bytes) -> None:
         """Record that a consumer saw a record: every later read must find it at that offset."""

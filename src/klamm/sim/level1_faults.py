@@ -9,8 +9,9 @@ from typing import Final, Protocol
 
 from klamm.controller.events import ControlledShutdown, ControllerEvent, UncleanLeaderElectionEnable
 from klamm.controller.replies import ControlledShutdownResult, EventReply
+from klamm.controller.requests import RequestHead, UpdateMetadataBody, UpdateMetadataRequest
 from klamm.errors import ErrorCode
-from klamm.model import BrokerEndPoints
+from klamm.model import UNKNOWN_BROKER_EPOCH, BrokerEndPoints
 from klamm.sim.broker_model import LOG_DIRS
 from klamm.sim.checkers import require
 from klamm.sim.node import Node
@@ -106,7 +107,7 @@ class Faults:
             me = BrokerEndPoints(node.id, node.config.endpoints, node.config.rack)
             was_unclean = decode_broker(node.id, znode.data, znode.czxid).unclean_shutdown
             data = encode_broker(me, node.clock.now_ms(), version=version, unclean_shutdown=was_unclean)
-            self._work.tool(f"broker {node.id} registers anew", SetData(paths.broker_path(node.id), data))
+            self._work.tool(f"broker {node.id} registers again", SetData(paths.broker_path(node.id), data))
 
     def _pause(self) -> None:
         if up := self._work.up():
@@ -166,6 +167,7 @@ class Faults:
                 self._world.stop(node, self._rng.randint(5, 250))
 
         self._forge_shutdown(node, controllers[0])
+        self._forge_control_requests(node, controllers[0])
         self._world.later(500, stop)
         self._work.ask(ControlledShutdown(node.id, node.broker.broker_epoch), on_reply, controllers[0])
 
@@ -179,6 +181,18 @@ class Faults:
 
         self._count("forged controlled shutdowns")
         controller.when_awake(partial(controller.put, event, on_reply))
+
+    def _forge_control_requests(self, node: Node, controller: Node) -> None:
+        """A forger speaks for the controller without knowing the broker epoch. Late requests have the lower epochs."""
+        own = node.broker.broker_epoch
+        if own == UNKNOWN_BROKER_EPOCH:
+            return
+        self._count("forged control requests")
+        for false in (own + 1, own + _FALSE_EPOCH):
+            head = RequestHead(controller.id, controller.controller.context.epoch, false)
+            request = UpdateMetadataRequest(head, UpdateMetadataBody((), (), ()))
+            error = node.broker.handle(request).error
+            require(error is ErrorCode.STALE_BROKER_EPOCH, f"broker {node.id} of epoch {own} obeyed {head}")
 
     def _fail_log_dir(self) -> None:
         """A directory fails, and the broker writes a notification; the failure of its last directory ends the

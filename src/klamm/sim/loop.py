@@ -2,7 +2,8 @@
 
 `select` does not wait: it moves the clock to the next timer. If nothing can ever happen again, that is reported as a
 deadlock. Every callback belongs to the process whose context it was scheduled in, so a process can be stopped for a
-while (its callbacks wait) or killed (they never run), as a real one with all it does.
+while (its callbacks wait) or killed (they never run), as a real one with all it does. If only its event loop stalls,
+the callbacks of its other threads still run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class SimProcess:
         self.host = host
         self.is_dead = False
         self.held: list[asyncio.Handle] | None = None
-        """Callbacks that wait while the process is paused, in order."""
+        """Callbacks that wait while the process is paused or its event loop stalls, in order."""
+        self.is_stalled = False
+        """Whether only the event loop of the process stands still."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._kept: list[asyncio.Task[Any]] = []
         self.on_death: dict[Callable[[], None], None] = {}
@@ -66,6 +69,10 @@ class SimProcess:
 
 
 PROCESS: Final[ContextVar[SimProcess | None]] = ContextVar("process", default=None)
+
+
+BESIDE_LOOP: Final[ContextVar[bool]] = ContextVar("beside_loop", default=False)
+"""Whether a callback stands for another thread of its process than the one of the event loop."""
 
 
 def current_host() -> str:
@@ -174,6 +181,9 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
+        context = copy_context() if context is None else context
+        if context.get(BESIDE_LOOP):
+            context.run(BESIDE_LOOP.set, False)
         return self.call_soon(callback, *args, context=context)
 
     def _run_for(
@@ -181,7 +191,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     ) -> None:
         if process.is_dead:
             return
-        if process.held is not None:
+        if process.held is not None and not (process.is_stalled and BESIDE_LOOP.get()):
             process.held.append(own[0])
         else:
             callback(*args)
@@ -203,8 +213,14 @@ class SimLoop(asyncio.SelectorEventLoop):
         if process.held is None:
             process.held = []
 
+    def stall(self, process: SimProcess) -> None:
+        """Its event loop stands still, as in a callback that does not return. Its other threads run."""
+        process.is_stalled = process.held is None
+        self.pause(process)
+
     def resume(self, process: SimProcess) -> None:
         """Callbacks that became due meanwhile run at once, in order."""
+        process.is_stalled = False
         held, process.held = process.held or [], None
         self._ready.extend(handle for handle in held if not handle.cancelled())  # type: ignore[attr-defined]
 

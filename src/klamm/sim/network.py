@@ -22,6 +22,12 @@ _STEP_S: Final = 1e-7
 """Two deliveries on one link are never due at the same time: timers of equal time have no order."""
 
 
+def is_request(key: int) -> Callable[[bytes], bool]:
+    """Return a test for bytes that begin with a request of this API."""
+    head = key.to_bytes(2, "big")
+    return lambda data: data[4:6] == head
+
+
 class Listener(NamedTuple):
     factory: Callable[[], asyncio.BaseProtocol]
     context: Context
@@ -46,12 +52,14 @@ class SimServer:
 class Detention:
     """A request that the network keeps back until it is released, with all later data of its connection.
 
-    The first data for which `is_meant` holds is detained; `target` is its destination.
+    The first data for which `is_meant` holds is detained; `target` is its destination. `aimed_at` restricts it to one
+    destination.
     """
 
-    def __init__(self, source: str, is_meant: Callable[[bytes], bool]) -> None:
+    def __init__(self, source: str, is_meant: Callable[[bytes], bool], aimed_at: str | None = None) -> None:
         self.source = source
         self.is_meant = is_meant
+        self.aimed_at = aimed_at
         self.target: str | None = None
         self._release: Callable[[], None] | None = None
 
@@ -77,6 +85,7 @@ class Network:
         self._held: dict[tuple[str, str], tuple[Callable[[bytes], bool], float]] = {}
         self._detentions: list[Detention] = []
         self._unanswered: dict[tuple[str, str], Callable[[bytes], bool]] = {}
+        self._late_answers: dict[tuple[str, str], tuple[Callable[[bytes], bool], float]] = {}
         self.on_sent: Callable[[str, str, bytes], None] | None = None
         """Called with source, target and data whenever a client of a connection writes."""
         self._next_port = 30_000
@@ -104,16 +113,17 @@ class Network:
         self.sent_late += 1
         return until_s
 
-    def detain(self, source: str, is_meant: Callable[[bytes], bool]) -> Detention:
+    def detain(self, source: str, is_meant: Callable[[bytes], bool], aimed_at: str | None = None) -> Detention:
         """Keep the next data of a client for which `is_meant` holds back until it is released, or the faults end."""
-        detention = Detention(source, is_meant)
+        detention = Detention(source, is_meant, aimed_at)
         self._detentions.append(detention)
         return detention
 
-    def detention(self, source: str, data: bytes) -> Detention | None:
+    def detention(self, source: str, target: str, data: bytes) -> Detention | None:
         """Return the detention that begins with this data, if any."""
         for detention in self._detentions:
-            if detention.target is None and detention.source == source and detention.is_meant(data):
+            is_aimed = detention.source == source and detention.aimed_at in (None, target)
+            if detention.target is None and is_aimed and detention.is_meant(data):
                 self.sent_late += 1
                 return detention
         return None
@@ -129,6 +139,18 @@ class Network:
         del self._unanswered[source, target]
         return True
 
+    def delay_answer(self, source: str, target: str, is_meant: Callable[[bytes], bool], until_s: float) -> None:
+        """Delay the answer to the next request for which `is_meant` holds until `until_s`."""
+        self._late_answers[source, target] = is_meant, until_s
+
+    def answer_due_s(self, source: str, target: str, data: bytes) -> float:
+        is_meant, until_s = self._late_answers.get((source, target), (None, 0.0))
+        if is_meant is None or not is_meant(data):
+            return 0.0
+        del self._late_answers[source, target]
+        self.sent_late += 1
+        return until_s
+
     def heal(self) -> None:
         """Data that was sent before keeps its arrival time."""
         self._cut_until.clear()
@@ -138,6 +160,7 @@ class Network:
             detention.release()
         self._detentions.clear()
         self._unanswered.clear()
+        self._late_answers.clear()
         self.lost_replies = 0.0
 
     def is_cut(self, source: str, target: str) -> bool:
@@ -206,6 +229,7 @@ class SimTransport(asyncio.Transport):
         self._own, self._other = own, other
         self._is_server = is_server
         self._loses_answer = False
+        self._answer_due_s = 0.0
         self._detained: list[bytes] | None = None
         self._end_waits: tuple[Exception | None] | None = None
         """The end of a connection whose data is detained."""
@@ -244,9 +268,10 @@ class SimTransport(asyncio.Transport):
             return
         if not self._is_server:
             self.peer._loses_answer = self.peer._loses_answer or network.is_answer_lost(own, other, data)
+            self.peer._answer_due_s = max(self.peer._answer_due_s, network.answer_due_s(own, other, data))
             if network.on_sent is not None:
                 network.on_sent(own, other, data)
-            if self._detained is None and (detention := network.detention(own, data)) is not None:
+            if self._detained is None and (detention := network.detention(own, other, data)) is not None:
                 self._detained = []
                 detention.begin(other, self._release)
             if self._detained is not None:
@@ -261,13 +286,14 @@ class SimTransport(asyncio.Transport):
             self._send(data)
         end, self._end_waits = self._end_waits, None
         if end is not None:
-            self._tell_peer(end[0])
+            self._notify_peer(end[0])
 
     def _send(self, data: bytes) -> None:
         network, rng = self._network, self._loop.rng
         own, other = self._own[0], self._other[0]
         self._unread += len(data)
-        self._due_s = max(self._due_s, network.arrival_s(own, other), network.held_until_s(own, other, data))
+        due_s = max(network.arrival_s(own, other), network.held_until_s(own, other, data), self._answer_due_s)
+        self._due_s = max(self._due_s, due_s)
         cut = rng.randint(1, len(data))
         for part in (data[:cut], data[cut:]):
             if part:
@@ -343,24 +369,24 @@ class SimTransport(asyncio.Transport):
     def close(self) -> None:
         """Written data still arrives before the other side sees the end."""
         if not self._is_closing:
-            self._tell_peer(None)
+            self._notify_peer(None)
             self._lose(None)
 
     def abort(self) -> None:
         if not self._is_closing:
-            self._tell_peer(ConnectionResetError(104, "Connection reset by peer"))
+            self._notify_peer(ConnectionResetError(104, "Connection reset by peer"))
             self._lose(None)
 
     def reset(self) -> None:
         """The network drops the connection: each side notices it after its own delay."""
         error = ConnectionResetError(104, "Connection reset by peer")
-        self._tell_peer(error)
+        self._notify_peer(error)
         self._is_closing = True
         self._forget()
         due_s = self._network.arrival_s(self._other[0], self._own[0])
-        self._loop.call_at(due_s, self._tell_protocol, error, context=self.context)
+        self._loop.call_at(due_s, self._notify_protocol, error, context=self.context)
 
-    def _tell_peer(self, error: Exception | None) -> None:
+    def _notify_peer(self, error: Exception | None) -> None:
         if self._detained is not None:
             self._end_waits = (error,)
             return
@@ -381,9 +407,9 @@ class SimTransport(asyncio.Transport):
         self._is_closing = True
         self._received.clear()
         self._forget()
-        self._loop.call_soon(self._tell_protocol, error, context=self.context)
+        self._loop.call_soon(self._notify_protocol, error, context=self.context)
 
-    def _tell_protocol(self, error: Exception | None) -> None:
+    def _notify_protocol(self, error: Exception | None) -> None:
         protocol, self._protocol = self._protocol, None
         if protocol is not None:
             protocol.connection_lost(error)
@@ -396,4 +422,4 @@ class SimTransport(asyncio.Transport):
         """Its process was killed: the operating system closes its connections."""
         if not self._is_closing:
             self._is_closing = True
-            self._tell_peer(ConnectionResetError(104, "Connection reset by peer"))
+            self._notify_peer(ConnectionResetError(104, "Connection reset by peer"))

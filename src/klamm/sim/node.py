@@ -26,6 +26,7 @@ from klamm.controller.effects import (
     CloseChannel,
     Effect,
     Enqueue,
+    Pause,
     Reply,
     Schedule,
     Send,
@@ -46,7 +47,7 @@ from klamm.controller.requests import ControlRequest, LeaderAndIsrPartition
 from klamm.controller.watches import event_of
 from klamm.errors import ErrorCode
 from klamm.metadata.read_steps import Answers
-from klamm.model import BrokerEndPoints, TopicPartition
+from klamm.model import UNKNOWN_BROKER_EPOCH, BrokerEndPoints, TopicPartition
 from klamm.sim.broker_model import BrokerModel, Disk
 from klamm.sim.broker_rules import BrokerRules
 from klamm.sim.channels import RETRY_MS, Channel, ChannelWorld
@@ -54,6 +55,7 @@ from klamm.sim.recording import ChannelJournal, NodeJournal, Recording
 from klamm.sim.transcript import show_effect, show_value
 from klamm.sim.virtual_time import Scheduler
 from klamm.sim.zookeeper import ClientSession, SimulatedZooKeeper
+from klamm.zk.model import paths
 from klamm.zk.model.ops import ReadOp, SessionExpired, WatchEvent
 
 OnReply = Callable[[EventReply], None]
@@ -74,7 +76,7 @@ class NodeChecks(Protocol):
 class TailChecks(Protocol):
     """`klamm.sim.tails.Tails`, as far as nodes use it."""
 
-    def on_log_ends_told(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None: ...
+    def on_log_ends_reported(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None: ...
 
 
 class NodeWorld(ChannelWorld, Protocol):
@@ -145,7 +147,13 @@ class Node:
         self.controller = KafkaController(config, self.clock, Random(seed))
         self.disk.broken.clear()
         has_stop_epochs = world.protocol.stop_replica_version >= 3
-        self.broker = BrokerModel(self.id, self.disk, world.checkers.on_leader, stop_epochs=has_stop_epochs)
+        self.broker = BrokerModel(
+            self.id,
+            self.disk,
+            world.checkers.on_leader,
+            stop_epochs=has_stop_epochs,
+            registered_epoch=self._registered_epoch,
+        )
         self.rules = BrokerRules(self.broker, self)
         self.queue: deque[tuple[ControllerEvent, OnReply | None]] = deque()
         self.channels: dict[int, Channel] = {}
@@ -159,6 +167,11 @@ class Node:
         self.journal = NodeJournal(world.recording, self.id, world.scheduler)
         self._open_session()
         self.put(Startup())
+
+    def _registered_epoch(self) -> int:
+        znode = self.world.zookeeper.tree.nodes.get(paths.broker_path(self.id))
+        is_own = znode is not None and self.session is not None and znode.ephemeral_owner == self.session.id
+        return znode.czxid if znode is not None and is_own else UNKNOWN_BROKER_EPOCH
 
     def _open_session(self) -> None:
         generation = self.generation
@@ -223,7 +236,7 @@ class Node:
 
     def on_stray_deleted(self, tp: TopicPartition) -> None:
         self.world.trace(self.id, f"deletes {tp}, which was moved away")
-        self.world.faults["replicas moved away unheard"] += 1
+        self.world.faults["replicas moved away unnoticed"] += 1
 
     def discover_expiry(self, session: ClientSession) -> None:
         """The client library notices the session's expiry: queued requests are refused, then a new session begins."""
@@ -283,6 +296,9 @@ class Node:
                 self.world.trace(self.id, f"  {show_effect(effect)}")
             if isinstance(effect, ZkRead | ZkMulti):
                 self._ask_zookeeper(running, effect)
+                return
+            if isinstance(effect, Pause):
+                self.world.scheduler.at(1, self.when_awake, lambda: self._advance(running, None, None))
                 return
             if isinstance(effect, AskSessionId):
                 value = -1 if self.session is None else self.session.id
@@ -372,7 +388,7 @@ class Node:
                 world.later(RETRY_MS, arrive)
                 return
             ends = target.broker.log_ends(left.items())
-            world.tails.on_log_ends_told(target, [(tp, left[tp]) for tp in ends])
+            world.tails.on_log_ends_reported(target, [(tp, left[tp]) for tp in ends])
             for tp in ends:
                 del left[tp]
             if ends:

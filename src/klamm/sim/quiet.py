@@ -141,7 +141,8 @@ def _check_partitions(world: World, assignments: Assignments, states: States) ->
             len(state.isr) == 1 or state.isr == tuple(able), f"the ISR of {tp} has members that are offline: {state}"
         )
         require(
-            state.leader in (NO_LEADER, *assignment.replicas), f"the leader of {tp} is no replica: {assignment} {state}"
+            state.leader in (NO_LEADER, *assignment.replicas),
+            f"the leader of {tp} is not a replica: {assignment} {state}",
         )
         outside = [r for r in state.isr if r not in assignment.replicas]
         world.tails.check_quiet(tp, world.nodes[state.isr[0]].disk.logs.get(tp, ZERO_UUID), state)
@@ -186,7 +187,7 @@ def _check_replicas(node: Node, assignments: Assignments, states: States, topics
         if node.id not in assignment.replicas or tp in node.broker.offline or deleting or tp not in states:
             continue
         mine = node.broker.hosted.get(tp)
-        require(mine is not None, f"broker {node.id} was not told to host {tp}")
+        require(mine is not None, f"broker {node.id} received no request to host {tp}")
         assert mine is not None
         want = states[tp].leader_and_isr
         require(
@@ -220,7 +221,7 @@ def _check_strays(world: World, ctx: ControllerContext) -> None:
     for broker, tps in ctx.deletions.strays.items():
         gone = [tp for tp in tps if broker not in ctx.topics.assignment(tp).replicas]
         left = [tp for tp in gone if tp not in world.nodes[broker].broker.offline]
-        require(not left, f"broker {broker} was not told to delete {left}, which were moved away")
+        require(not left, f"broker {broker} received no request to delete {left}, which were moved away")
 
 
 def check_context(ctx: ControllerContext, assignments: Assignments, states: States) -> None:

@@ -2,7 +2,7 @@
 
 Recording draws no random numbers, so a recorded run is the same as one without a recording. Each record is a JSON
 object. The kinds that only a simulated cluster has are `action`, `fault`, `session`, `watch`, `tool_write`,
-`proposal_sent`, `answered`, `request_delivered` and `replica`.
+`proposal_sent`, `request_delivered` and `replica`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from klamm.control_log import NO_CONTROL_LOG, Entry, to_json
 from klamm.control_log.records import ControlRecord, Decision, ListedPartition, MetadataApplied, RoleChanged, first
-from klamm.controller.effects import ActiveControllerChanged, Effect, LeadershipChanged, ZkMulti
-from klamm.controller.events import AlterPartition, ControllerEvent
+from klamm.controller.effects import ActiveControllerChanged, Effect, LeadershipChanged, RegistrationsChanged, ZkMulti
+from klamm.controller.events import ControllerEvent
 from klamm.controller.journal import ControllerJournal, Sending, summary_of
-from klamm.controller.replies import AlterPartitionResults, EventReply
+from klamm.controller.replies import EventReply
 from klamm.controller.requests import ControlRequest, LeaderAndIsrRequest, StopReplicaRequest, UpdateMetadataRequest
 from klamm.controller.responses import ControlResponse
 from klamm.errors import ErrorCode
@@ -125,6 +125,8 @@ class NodeJournal:
     def on_effect(self, effect: Effect) -> None:
         if isinstance(effect, LeadershipChanged):
             self.log.leadership_changed(effect.changes)
+        elif isinstance(effect, RegistrationsChanged):
+            self.log.registrations_changed(effect.gone, effect.registered)
         elif isinstance(effect, ActiveControllerChanged):
             self.log.controller_changed(effect.controller_id, effect.controller_epoch)
 
@@ -133,25 +135,7 @@ class NodeJournal:
             self.log.znodes_written(effect.ops, error, self._scheduler.time_ms - asked_ms)
 
     def on_replied(self, event: ControllerEvent, value: EventReply) -> None:
-        """The answer to an AlterPartition, for the arrow back to the leader that proposed it."""
-        if self._recording is not None and isinstance(event, AlterPartition):
-            assert isinstance(value, AlterPartitionResults)
-            errors = [value.error, *(result.error for result in value.partitions)]
-            error = next((error for error in errors if error is not ErrorCode.NONE), ErrorCode.NONE)
-            number = -1 if self._current is None else self._current[1]
-            item = event.partitions[0]
-            self._recording.add(
-                "answered",
-                self._broker_id,
-                event="AlterPartition",
-                number=number,
-                target=event.broker_id,
-                error=error.name,
-                topic=item.topic,
-                partition=item.partition,
-                isr=list(item.new_isr),
-                leader_epoch=item.leader_epoch,
-            )
+        self.log.replied(event, -1 if self._current is None else self._current[1], value)
 
 
 class SendRecorder(Protocol):
@@ -180,7 +164,7 @@ class ChannelJournal:
         self._correlation_ids = journal.correlation_ids
         self._source = source
         self._target = target
-        self._put_count = self._send_number = self._attempt = self._sent_ms = 0
+        self._put_count = self._send_number = self._attempt = 0
         self._correlation_id = self._correlation_ids.get(target, -1)
         self._decisions: tuple[Decision, ...] = ()
         self._updates = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
 from klamm.sim.leaders import Leaders
 from klamm.sim.quiet import check_quiet
+from klamm.sim.silence import silence_brokers
 from klamm.sim.workload import Workload
 from klamm.sim.world import World
 
@@ -20,6 +21,12 @@ LAST_CHANGE_MS = 300
 """For new addresses in a quiet cluster: no later request can make up for one that was not sent."""
 PART = 25
 """Seeds per work item of a process."""
+OnDone = Callable[[int], None]
+"""Receives the number of finished seeds."""
+
+
+def ignore(seeds: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +76,11 @@ def _settle(world: World) -> Iterator[int]:
 
 def replay(seed: int, brokers: int = 3) -> Failure | None:
     """Run one seed and return its transcript; None if nothing is wrong."""
-    return tell(seed, brokers)[1]
+    return run_traced(seed, brokers)[1]
 
 
-def tell(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
-    """Run one seed and return its transcript in any case."""
+def run_traced(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
+    """Run one seed and return its transcript, even if nothing is wrong."""
     world = World(seed, brokers, tracing=True)
     try:
         _run(world)
@@ -84,10 +91,12 @@ def tell(seed: int, brokers: int = 3) -> tuple[World, Failure | None]:
 
 def fingerprint(seed: int, brokers: int = 3) -> str:
     """Return a digest of the run: the same for the same seed in every process."""
-    return hashlib.sha256("\n".join(tell(seed, brokers)[0].lines).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(run_traced(seed, brokers)[0].lines).encode()).hexdigest()[:16]
 
 
-def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True) -> Summary:
+def run_seeds(
+    first: int, count: int, brokers: int = 3, *, stop_at_failure: bool = True, on_done: OnDone = ignore
+) -> Summary:
     steps = simulated = seeds = 0
     failures = []
     faults: Counter[str] = Counter()
@@ -107,14 +116,15 @@ def run_seeds(first: int, count: int, brokers: int = 3, *, stop_at_failure: bool
         steps += world.steps
         simulated += world.scheduler.time_ms
         faults.update(world.all_faults())
+        on_done(seeds)
     return Summary(seeds, steps, simulated, tuple(failures), faults)
 
 
-def run_parallel(first: int, count: int, brokers: int = 3, *, jobs: int = 2) -> Summary:
+def run_parallel(first: int, count: int, brokers: int = 3, *, jobs: int = 2, on_done: OnDone = ignore) -> Summary:
     """Run the seeds in several processes; the first failure ends the run."""
     parts = [(first + i, min(PART, count - i), brokers) for i in range(0, count, PART)]
     whole = Summary(0, 0, 0, (), Counter())
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=silence_brokers) as pool:
         running = [pool.submit(run_seeds, *part) for part in parts]
         for done in as_completed(running):
             if done.cancelled():
@@ -127,6 +137,7 @@ def run_parallel(first: int, count: int, brokers: int = 3, *, jobs: int = 2) -> 
                 (*whole.failures, *part.failures),
                 whole.faults + part.faults,
             )
+            on_done(whole.seeds)
             if part.failures:
                 pool.shutdown(wait=False, cancel_futures=True)
     return whole

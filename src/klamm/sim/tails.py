@@ -53,7 +53,7 @@ class Tails:
         leader led. Nothing was committed without them, so all of them have everything."""
         self._epochs: dict[TopicPartition, int] = {}
         """The leader epoch in ZooKeeper."""
-        self._told: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
+        self._reported: dict[tuple[int, TopicPartition], tuple[int, int]] = {}
         """By broker and partition: the newest leader epoch of a reported log end, and the reporting incarnation."""
 
     # --- leaders and followers ---------------------------------------------------------------------------------------
@@ -101,17 +101,19 @@ class Tails:
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
-    def on_log_ends_told(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None:
+    def on_log_ends_reported(self, node: Node, asked: Iterable[tuple[TopicPartition, int]]) -> None:
         """A broker reported its log ends. They must not grow in an epoch older than that of the question."""
         for tp, epoch in asked:
-            known, generation = self._told.get((node.id, tp), (NO_EPOCH, node.generation))
+            known, generation = self._reported.get((node.id, tp), (NO_EPOCH, node.generation))
             newest = max(known, epoch) if generation == node.generation else epoch
-            self._told[node.id, tp] = (newest, node.generation)
+            self._reported[node.id, tp] = (newest, node.generation)
 
     def _check_promise(self, node: Node, tp: TopicPartition, epoch: int) -> None:
-        told, generation = self._told.get((node.id, tp), (NO_EPOCH, node.generation))
-        kept = generation != node.generation or epoch >= told
-        require(kept, f"broker {node.id} writes to {tp} in epoch {epoch} and has told its log end for epoch {told}")
+        reported, generation = self._reported.get((node.id, tp), (NO_EPOCH, node.generation))
+        kept = generation != node.generation or epoch >= reported
+        require(
+            kept, f"broker {node.id} writes to {tp} in epoch {epoch} and has reported its log end for epoch {reported}"
+        )
 
     def on_leader(self, tp: TopicPartition, epoch: int) -> None:
         """A broker leads: from now on it may commit without replicas outside its ISR."""
@@ -124,7 +126,7 @@ class Tails:
         self._branched.discard(tp)
         self._last_isr.pop(tp, None)
         self._epochs.pop(tp, None)
-        self._told = {key: told for key, told in self._told.items() if key[1] != tp}
+        self._reported = {key: reported for key, reported in self._reported.items() if key[1] != tp}
 
     def on_state(
         self, writer: Node | None, tp: TopicPartition, old: LeaderAndIsr, now: LeaderAndIsr, *, may_lose: bool
@@ -173,10 +175,10 @@ class Tails:
             online = can_be_read and ctx.brokers.is_replica_online(replica, tp) and self._is_known(ctx, node)
             if has and (online or replica in members):
                 what = "is live" if online else "was in sync"
-                told = (
+                message = (
                     f"broker {now.leader} is elected for {tp} without {has}, which {replica} has, and {replica} {what}"
                 )
-                require(False, f"{told}: {members} -> {now}")
+                require(False, f"{message}: {members} -> {now}")
 
     @staticmethod
     def _is_known(ctx: ControllerContext, node: Node) -> bool:

@@ -17,6 +17,8 @@ from klamm.controller.effects import (
     Enqueue,
     LeadershipChanged,
     Note,
+    Pause,
+    RegistrationsChanged,
     Reply,
     Schedule,
     Send,
@@ -116,6 +118,7 @@ _WITHOUT_DETAILS: dict[type[Effect], str] = {
     CloseAllChannels: "close all channels",
     AskSessionId: "ask for the id of the session",
     CancelScheduled: "cancel scheduled events",
+    Pause: "pause",
 }
 
 
@@ -140,13 +143,15 @@ def show_effect(effect: Effect) -> str:
             return f"enqueue {show_value(event)}"
         case Schedule(delay_ms, event):
             return f"schedule {show_value(event)} in {delay_ms} ms"
-        case CloseAllChannels() | AskSessionId() | CancelScheduled():
+        case CloseAllChannels() | AskSessionId() | CancelScheduled() | Pause():
             return _WITHOUT_DETAILS[type(effect)]
-        case BrokerRegistered() | ActiveControllerChanged() | LeadershipChanged() | Note():
+        case BrokerRegistered() | ActiveControllerChanged() | LeadershipChanged() | RegistrationsChanged() | Note():
             return _show_report(effect)
 
 
-def _show_report(effect: BrokerRegistered | ActiveControllerChanged | LeadershipChanged | Note) -> str:
+def _show_report(
+    effect: BrokerRegistered | ActiveControllerChanged | LeadershipChanged | RegistrationsChanged | Note,
+) -> str:
     match effect:
         case BrokerRegistered(epoch):
             return f"registered with broker epoch {epoch}"
@@ -154,5 +159,7 @@ def _show_report(effect: BrokerRegistered | ActiveControllerChanged | Leadership
             return f"the controller is {controller} (epoch {epoch})"
         case LeadershipChanged(changes):
             return "record " + ", ".join(f"{it.partition} {it.strategy or 'ISR change'}" for it in changes)
+        case RegistrationsChanged(gone, registered):
+            return f"record registrations: gone {[b for b, _ in gone]}, registered {[b for b, _ in registered]}"
         case Note(text):
             return f"note {text}"

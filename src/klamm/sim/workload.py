@@ -47,7 +47,7 @@ Action = Callable[[], None]
 UNCLEAN = "unclean.leader.election.enable"
 
 
-def _hear_of_config(node: Node, topic: str) -> None:
+def _learn_config(node: Node, topic: str) -> None:
     """Like `klamm.server.dynamic_config`: only the active controller is notified, and only of permissions."""
     data = node.world.zookeeper.tree.nodes.get(paths.config_entity_path("topics", topic))
     allowed = data is not None and decode_config("", data.data).get(UNCLEAN) == "true"
@@ -228,9 +228,7 @@ class Workload:
         if known and self.tool(f"{name}: {UNCLEAN}={value}", SetData(path, data) if there else Create(path, data)):
             self.world.faults["unclean elections allowed for a topic"] += value == "true"
             for node in self.up():
-                self.world.later(
-                    self.rng.randint(1, 30), partial(node.when_awake, partial(_hear_of_config, node, name))
-                )
+                self.world.later(self.rng.randint(1, 30), partial(node.when_awake, partial(_learn_config, node, name)))
 
     def _allocate_producer_ids(self) -> None:
         node = self.rng.choice(up) if (up := self.up()) else None

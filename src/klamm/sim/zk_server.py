@@ -26,9 +26,9 @@ class Client(Protocol):
 
     watcher: int
 
-    def tell(self, event: WatchEvent) -> None: ...
+    def notify(self, event: WatchEvent) -> None: ...
 
-    def tell_lost(self) -> None: ...
+    def notify_lost(self) -> None: ...
 
 
 class ZooKeeperServer:
@@ -96,14 +96,14 @@ class ZooKeeperServer:
         if session_id in self.tree.sessions:
             self.tree.close_session(session_id, self.now_ms)
             self.drop(session_id)
-            self._tell_watchers()
+            self._notify_watchers()
 
     def drop(self, session_id: int) -> None:
         """End the connection; the session continues."""
         client = self._attached.get(session_id)
         self._detach(session_id)
         if client is not None:
-            client.tell_lost()
+            client.notify_lost()
 
     def set_down(self, is_down: bool) -> None:
         self.is_down = is_down
@@ -127,7 +127,7 @@ class ZooKeeperServer:
             answer = self._execute(session_id, watcher, request), None
         except ZkError as error:
             answer = None, error  # type: ignore[assignment]
-        self._tell_watchers()
+        self._notify_watchers()
         if is_lost:
             self.drop(session_id)
             return None
@@ -139,7 +139,7 @@ class ZooKeeperServer:
         if multi_failure(operations, results) is not None:
             return False
         self._on_written(OPERATOR_SESSION, operations)
-        self._tell_watchers()
+        self._notify_watchers()
         return True
 
     def _execute(self, session_id: int, watcher: int, request: Request) -> Any:
@@ -182,8 +182,8 @@ class ZooKeeperServer:
             case ops.ExistsResult(stat):
                 return stat
 
-    def _tell_watchers(self) -> None:
+    def _notify_watchers(self) -> None:
         for watcher, event in self.tree.take_events():
             client = self._by_watcher.get(watcher)
             if client is not None:
-                client.tell(event)
+                client.notify(event)

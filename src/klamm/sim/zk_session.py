@@ -2,7 +2,8 @@
 
 The connection behaves as `SocketConnection` does: requests wait while there is no connection and fail when it is lost,
 pings keep the session alive, and a session that has expired is followed by a new one once its listeners are done with
-the old.
+the old. It also has a thread of its own: if the event loop of its process stalls, the connection still pings, and gives
+the session up in the end.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any, Final
 from klamm.config import KafkaConfig
 from klamm.errors import KlammError
 from klamm.server.coordination import Coordination
-from klamm.sim.loop import SimLoop, current_host, running_as
+from klamm.sim.loop import BESIDE_LOOP, SimLoop, current_host, running_as
 from klamm.sim.network import Network
 from klamm.sim.zk_server import HOST, ZooKeeperServer
 from klamm.zk.client.client_connection import ConnectionState, OnState, Result
 from klamm.zk.client.client_requests import Read, Request, SetWatches, Watcher
-from klamm.zk.client.loop_pulse import LoopPulse
+from klamm.zk.client.loop_pulse import LoopPulse, StallWatch
 from klamm.zk.client.zk_session import Running, SessionListener, ZkSession
 from klamm.zk.model.ops import (
     ConnectionLoss,
@@ -70,6 +71,9 @@ class SimZkConnection:
         self._loop: SimLoop = network.loop
         self._host = current_host()
         self._context = copy_context()
+        self._context.run(BESIDE_LOOP.set, True)
+        self._pulses: list[LoopPulse] = []
+        self._stall_watch = StallWatch()
         self._number = 0
         """Counts connections: data of an earlier one is ignored."""
         self._attached = 0
@@ -79,7 +83,7 @@ class SimZkConnection:
         self._data_watchers: dict[str, dict[Watcher, None]] = {}
         self._child_watchers: dict[str, dict[Watcher, None]] = {}
         self._last_zxid = 0
-        self._last_heard_s = 0.0
+        self._last_received_s = 0.0
         self._there_s = 0.0
         self._back_s = 0.0
 
@@ -90,7 +94,8 @@ class SimZkConnection:
     # --- the wire --------------------------------------------------------------------------------------------------
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Nothing to do: a paused simulated process sends no pings."""
+        """Give the session up if that loop stalls."""
+        self._pulses.append(pulse)
 
     def _to_server(self, call: Callable[..., None], *args: Any) -> None:
         self._there_s = max(self._there_s, self._network.arrival_s(self._host, HOST)) + _STEP_S
@@ -99,11 +104,11 @@ class SimZkConnection:
 
     def _to_client(self, number: int, call: Callable[..., None], *args: Any) -> None:
         self._back_s = max(self._back_s, self._network.arrival_s(HOST, self._host)) + _STEP_S
-        self._loop.call_at(self._back_s, self._hear, number, call, args, context=self._context)
+        self._loop.call_at(self._back_s, self._receive, number, call, args, context=self._context)
 
-    def _hear(self, number: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _receive(self, number: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         if number == self._number and self.state != CLOSED:
-            self._last_heard_s = self._loop.time()
+            self._last_received_s = self._loop.time()
             call(*args)
 
     # --- connecting ------------------------------------------------------------------------------------------------
@@ -113,9 +118,10 @@ class SimZkConnection:
 
     def _connect(self) -> None:
         self._number += 1
-        self._last_heard_s = self._loop.time()
+        self._last_received_s = self._loop.time()
         self._to_server(self._accept, self.session_id)
-        self._loop.call_later(self._timeout_s / 3, self._ping, self._number)
+        self._stall_watch = StallWatch()
+        self._loop.call_later(self._timeout_s / 3, self._ping, self._number, context=self._context)
 
     def _accept(self, number: int, session_id: int) -> None:
         """At the server."""
@@ -130,7 +136,7 @@ class SimZkConnection:
     def _retry(self) -> None:
         """No answer: retry after a while."""
         self._number += 1
-        self._loop.call_later(self._loop.rng.uniform(0.05, 0.4), self._retry_now, self._number)
+        self._loop.call_later(self._loop.rng.uniform(0.05, 0.4), self._retry_now, self._number, context=self._context)
 
     def _retry_now(self, number: int) -> None:
         if number == self._number and self.state == CONNECTING:
@@ -165,11 +171,18 @@ class SimZkConnection:
         """Ping after a third of the timeout; drop the connection after two thirds without an answer."""
         if number != self._number or self.state not in (CONNECTED, CONNECTING):
             return
-        if self._loop.time() - self._last_heard_s >= self._timeout_s * 2 / 3 - _STEP_S:
+        if self._loop.time() - self._last_received_s >= self._timeout_s * 2 / 3 - _STEP_S:
             self._lose()
             return
+        if self._stall_watch.stalled(self._pulses, self._loop.time()) is not None:
+            self._to_server(self._close, self.session_id)
         self._to_server(self._pong)
-        self._loop.call_later(self._timeout_s / 3, self._ping, number)
+        self._loop.call_later(self._timeout_s / 3, self._ping, number, context=self._context)
+
+    def _close(self, number: int, session_id: int) -> None:
+        """At the server. The client learns the end of its session when it connects again."""
+        if self._server.is_attached(session_id, self.watcher):
+            self._server.end_session(session_id)
 
     def _pong(self, number: int) -> None:
         if self._server.is_attached(self.session_id, self.watcher):
@@ -190,7 +203,7 @@ class SimZkConnection:
             self._child_watchers.clear()
         self._retry()
 
-    def tell_lost(self) -> None:
+    def notify_lost(self) -> None:
         """The server has closed the connection."""
         self._to_client(self._attached, self._lose)
 
@@ -260,7 +273,7 @@ class SimZkConnection:
 
     # --- watches ---------------------------------------------------------------------------------------------------
 
-    def tell(self, event: WatchEvent) -> None:
+    def notify(self, event: WatchEvent) -> None:
         """At the server: before any later answer."""
         self._to_client(self._attached, self._on_event, event)
 

@@ -53,6 +53,8 @@ public class KlammTransactions {
             case "many" -> many(name, Integer.parseInt(words[2]));
             case "open" -> open(name);
             case "commit" -> commit(name, words[2]);
+            case "join" -> join(name, words[2]);
+            case "decide" -> decide(name);
             case "turn" -> turn(name);
             case "committed" -> String.join(",", read(name, "read_committed"));
             default -> throw new IllegalArgumentException(words[0]);
@@ -403,8 +405,12 @@ public class KlammTransactions {
     /** Leaves a transaction open and returns the broker that coordinates it. */
     static String open(String name) throws Exception {
         if (!admin.listTopics().names().get().contains(name)) makeTopic(name, Map.of());
-        var producer = open.containsKey(name) ? open.get(name) : ready(name);
-        open.put(name, producer);
+        if (!open.containsKey(name)) {
+            // The scenarios stop and start brokers meanwhile.
+            open.put(name, producer(name, Map.of("transaction.timeout.ms", 600000)));
+            open.get(name).initTransactions();
+        }
+        var producer = open.get(name);
         producer.beginTransaction();
         write(producer, name, "before");
         producer.flush();
@@ -418,6 +424,19 @@ public class KlammTransactions {
         producer.commitTransaction();
         if (end.equals("close")) open.remove(name).close();
         settled(name, name);
+        return "";
+    }
+
+    /** Writes to another topic in the open transaction. */
+    static String join(String name, String topic) {
+        write(open.get(name), topic, "joined");
+        open.get(name).flush();
+        return "";
+    }
+
+    /** Commits the open transaction and does not wait for the markers. */
+    static String decide(String name) {
+        open.get(name).commitTransaction();
         return "";
     }
 

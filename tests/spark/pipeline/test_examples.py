@@ -20,7 +20,7 @@ from klamm.spark.pipeline.load_file import load
 from klamm.spark.pipeline.pipeline_model import PipelineSpec, Trigger
 from klamm.spark.pipeline.run import RunOptions, run
 from klamm.testing import LocalCluster
-from tests.support.topics import consume_json, produce_json
+from tests.support.topics import consume_json, delete_everywhere, produce_json
 from tests.support.tutorial import blocks
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def rows(directory: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_clickstream(spark: SparkSession, cluster: LocalCluster, directories: Path) -> None:
     servers = cluster.bootstrap_servers
     for topic in ("clicks", "sessions"):
@@ -84,6 +85,7 @@ def test_clickstream(spark: SparkSession, cluster: LocalCluster, directories: Pa
     assert consume_json(servers, "sessions", 4)[-1]["user"] == "late"
 
 
+@pytest.mark.long
 def test_orders(spark: SparkSession, cluster: LocalCluster, directories: Path) -> None:
     servers = cluster.bootstrap_servers
     for topic in ("orders", "payments", "fraud-alerts"):
@@ -155,6 +157,7 @@ CONTROL_LOG = [
 ]
 
 
+@pytest.mark.long
 def test_control_plane(
     spark: SparkSession, cluster: LocalCluster, directories: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,9 +192,10 @@ def test_a_spark_job(spark: SparkSession, cluster: LocalCluster, tmp_path: Path)
     job["run"](spark, servers, str(path))
     found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert {row["city"]: row["revenue"] for row in found} == {"Wien": 20.0, "Graz": 990.0}
-    cluster.delete_topic("sales")  # other tests of this cluster create it
+    delete_everywhere(cluster, "sales")  # other tests of this cluster create it
 
 
+@pytest.mark.long
 def test_a_spark_job_over_the_request_log(spark: SparkSession, cluster: LocalCluster) -> None:
     """Real traces of a real client: the job finds its produces, and the followers that completed them."""
     servers, traced = cluster.bootstrap_servers, cluster.unique_topic_name("traced")

@@ -39,6 +39,7 @@ def rows(path: Path) -> list[dict[str, object]]:
     return list(deltalake.DeltaTable(path).to_pyarrow_table().to_pylist())
 
 
+@pytest.mark.long
 def test_a_record_on_which_a_view_fails_is_named_or_put_aside(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,25 +49,26 @@ def test_a_record_on_which_a_view_fails_is_named_or_put_aside(
     amounts[7], amounts[12] = "free", "n/a"
     at = "2026-07-01T10:{:02}:00Z"
     produce_json(servers, orders, [{"id": n, "amount": x, "at": at.format(n)} for n, x in enumerate(amounts)])
-    told: list[str] = []
+    reported: list[str] = []
 
     def shop(on_error: str) -> None:
         text = SHOP.format(base=tmp_path, orders=orders, on_error=on_error)
-        run(read_yaml(text, "shop.yaml"), options(spark, servers, told))
+        run(read_yaml(text, "shop.yaml"), options(spark, servers, reported))
 
     place = rf"\(at view 'priced', record {orders}-0 offset 7\)"
     with pytest.raises(KlammError, match=rf"Sink totals failed: \[CAST_INVALID_INPUT.* SQLSTATE: 22018 {place}"):
         shop("fail")
-    told.clear()
+    reported.clear()
     shop("dead_letter")
     assert sum(float(str(row["amount"])) for row in rows(tmp_path / "totals")) == 1.5 * 17, "the last one waits"
     letters = sorted(rows(tmp_path / "ck_dead_letters" / "priced"), key=lambda row: str(row["_offset"]))
     assert [row["_offset"] for row in letters] == [12, 7]
     assert letters[0]["value"] == b'{"id": 12, "amount": "n/a", "at": "2026-07-01T10:12:00Z"}'
     assert all("CAST_INVALID_INPUT" in str(row["_error"]) and row["_topic"] == orders for row in letters)
-    assert sum("2 records, the first at" in line for line in told) == 1, told
+    assert sum("2 records, the first at" in line for line in reported) == 1, reported
 
 
+@pytest.mark.long
 def test_more_records_than_one_search_finds_are_put_aside_search_by_search(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,11 +78,11 @@ def test_more_records_than_one_search_finds_are_put_aside_search_by_search(
     amounts = ["1.5", "x", "1.5", "y", "z", "1.5"]
     at = "2026-07-01T10:{:02}:00Z"
     produce_json(servers, orders, [{"id": n, "amount": x, "at": at.format(n)} for n, x in enumerate(amounts)])
-    told: list[str] = []
+    reported: list[str] = []
     run(
         read_yaml(SHOP.format(base=tmp_path, orders=orders, on_error="dead_letter"), "shop.yaml"),
-        options(spark, servers, told),
+        options(spark, servers, reported),
     )
     assert sum(float(str(row["amount"])) for row in rows(tmp_path / "totals")) == 1.5 * 2, "the last one waits"
     assert sorted(int(str(row["_offset"])) for row in rows(tmp_path / "ck_dead_letters" / "priced")) == [1, 3, 4]
-    assert sum("went to the dead letters" in line for line in told) == 2, told
+    assert sum("went to the dead letters" in line for line in reported) == 2, reported

@@ -48,12 +48,12 @@ sinks:
 """
 
 
-def options(spark: SparkSession, servers: str, told: list[str], once: bool = True, **others: Any) -> RunOptions:
+def options(spark: SparkSession, servers: str, reported: list[str], once: bool = True, **others: Any) -> RunOptions:
     @contextlib.contextmanager
     def shared(master: str, app_name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
         yield spark
 
-    return RunOptions(servers, Trigger(available_now=once), tell=told.append, session=shared, **others)
+    return RunOptions(servers, Trigger(available_now=once), report=reported.append, session=shared, **others)
 
 
 def pipeline(base: Path, topic: str, **changes: str) -> PipelineSpec:
@@ -61,26 +61,26 @@ def pipeline(base: Path, topic: str, **changes: str) -> PipelineSpec:
     return read_yaml(COUNTED.format(base=base, topic=topic, **parts), "counted.yaml")
 
 
-def test_a_changed_query_is_told_what_changed(
+def test_a_changed_query_fails_and_names_the_change(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
     events, servers = topic("events"), cluster.bootstrap_servers
     produce_json(servers, events, [{"id": n, "at": f"2026-07-01T10:0{n}:00Z"} for n in range(5)])
-    told: list[str] = []
-    run(pipeline(tmp_path, events), options(spark, servers, told))
-    assert told[-1] == "lake: finished"
+    reported: list[str] = []
+    run(pipeline(tmp_path, events), options(spark, servers, reported))
+    assert reported[-1] == "lake: finished"
     (state,) = runs()
     assert state["queries"]["lake"]["state"] == "finished" and not state["alive"]
 
     # A filter may change; keys and windows may not.
-    run(pipeline(tmp_path, events, where="id > 0"), options(spark, servers, told))
+    run(pipeline(tmp_path, events, where="id > 0"), options(spark, servers, reported))
     with pytest.raises(KlammError, match=r"it had: aggregate by \[.*% .*2.*\n.*it now has: aggregate by \[.*3"):
-        run(pipeline(tmp_path, events, key="id % 3"), options(spark, servers, told))
+        run(pipeline(tmp_path, events, key="id % 3"), options(spark, servers, reported))
     with pytest.raises(KlammError, match=r"klamm pipeline reset counted\.yaml --sink lake"):
-        run(pipeline(tmp_path, events, width="2 minutes"), options(spark, servers, told))
+        run(pipeline(tmp_path, events, width="2 minutes"), options(spark, servers, reported))
     with pytest.raises(KlammError, match=r"counted\.yaml:\d+: view 'counts': .*missing"):
-        run(pipeline(tmp_path, events, key="missing"), options(spark, servers, told))
+        run(pipeline(tmp_path, events, key="missing"), options(spark, servers, reported))
 
 
 PLAIN = """\
@@ -101,7 +101,7 @@ def test_a_failed_query_is_restarted_and_a_signal_stops_it_after_its_batch(
     events, servers = topic("events"), cluster.bootstrap_servers
     produce_json(servers, events, [{"id": 1}])
     spec = read_yaml(PLAIN.format(base=tmp_path, topic=events), "plain.yaml")
-    told: list[str] = []
+    reported: list[str] = []
     trouble: list[str] = []
     before = source_processes()
 
@@ -111,7 +111,7 @@ def test_a_failed_query_is_restarted_and_a_signal_stops_it_after_its_batch(
             wait_for(lambda: table_ids(tmp_path) == [1], "a first batch")
             for pid in source_processes() - before:
                 os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: any("restart in" in line for line in told), "the supervisor to notice")
+            wait_for(lambda: any("restart in" in line for line in reported), "the supervisor to notice")
             with pytest.raises(KlammError, match="in use: pipeline plain runs as process"):
                 run(spec, options(spark, servers, []))
             produce_json(servers, events, [{"id": 2}])
@@ -124,10 +124,10 @@ def test_a_failed_query_is_restarted_and_a_signal_stops_it_after_its_batch(
     main = threading.get_ident()
     thread = threading.Thread(target=interfere, daemon=True)
     thread.start()
-    run(spec, options(spark, servers, told, once=False))
+    run(spec, options(spark, servers, reported, once=False))
     thread.join(60)
-    assert not trouble, (trouble, told)
-    assert told[-2:] == ["stopping after the running batch: SIGTERM", "lake: stopped"]
+    assert not trouble, (trouble, reported)
+    assert reported[-2:] == ["stopping after the running batch: SIGTERM", "lake: stopped"]
     assert table_ids(tmp_path) == [1, 2]
     (state,) = runs()
     assert state["queries"]["lake"]["restarts"] >= 1 and not state["alive"]
@@ -153,7 +153,8 @@ pipeline.sink("lake", "small", table="{base}/lake")
 """
 
 
-def test_a_mistake_in_a_function_is_told_with_its_line_and_not_tried_for_ever(
+@pytest.mark.long
+def test_a_mistake_in_a_function_is_reported_with_its_line_and_not_retried_for_ever(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
@@ -161,31 +162,31 @@ def test_a_mistake_in_a_function_is_told_with_its_line_and_not_tried_for_ever(
     produce_json(servers, events, [{"other": 1}])
     file = tmp_path / "mistaken.py"
     file.write_text(MISTAKEN.format(base=tmp_path, topic=events))
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(
         KlammError, match=r"mistaken\.py line 10: TypeError: '<=' .*3 times in the same batch"
     ) as caught:
-        run(load(file), options(spark, servers, told, log="spark.log"))
+        run(load(file), options(spark, servers, reported, log="spark.log"))
     assert str(caught.value).endswith("\nSpark's log is spark.log.")
-    assert sum("restart in" in line for line in told) == 2
+    assert sum("restart in" in line for line in reported) == 2
     (state,) = runs()
     assert "TypeError" in state["queries"]["lake"]["failure"]
 
 
-def test_counts_without_a_watermark_are_told_what_to_set(
+def test_counts_without_a_watermark_fail_and_name_the_setting(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
     text = PLAIN.format(base=tmp_path, topic=topic("events")).replace("from: events, table", "from: counts, table")
     text += "  out: {from: counts, topic: out}\nviews: {counts: SELECT count(*) AS n FROM events}\n"
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(KlammError, match=r"plain\.yaml:7: sink 'lake': .*A table accepts finished rows only: give"):
-        run(read_yaml(text, "plain.yaml"), options(spark, cluster.bootstrap_servers, told))
+        run(read_yaml(text, "plain.yaml"), options(spark, cluster.bootstrap_servers, reported))
     topics = "\n".join(line for line in text.splitlines() if "lake:" not in line)
     with pytest.raises(
         KlammError, match=r"plain\.yaml:7: sink 'out': .*Set `mode: update` or `mode: complete`, or give"
     ):
-        run(read_yaml(topics, "plain.yaml"), options(spark, cluster.bootstrap_servers, told))
+        run(read_yaml(topics, "plain.yaml"), options(spark, cluster.bootstrap_servers, reported))
 
 
 def table_ids(base: Path) -> list[int]:
@@ -215,5 +216,5 @@ def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
 def wait_for(done: Callable[[], bool], what: str, timeout_s: float = 200.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"did not see {what}"
         time.sleep(0.05)

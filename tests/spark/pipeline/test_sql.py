@@ -139,8 +139,8 @@ def test_formats(cluster: LocalCluster, topic: TopicFactory) -> None:
     }
     for format_, text in expected.items():
         done = CliRunner().invoke(app, ["sql", query, "-f", format_, "-n", "2", "-b", servers], catch_exceptions=False)
-        told = [line.rstrip() for line in done.stdout.splitlines()]
-        assert told == text.splitlines(), format_
+        reported = [line.rstrip() for line in done.stdout.splitlines()]
+        assert reported == text.splitlines(), format_
         assert done.stderr == ("Only the first 2 rows; --max-rows shows more.\n" if format_ == "table" else "")
 
 

@@ -66,8 +66,8 @@ def test_a_stream_goes_from_topic_to_topic_and_its_lag_is_a_groups(
         producer.flush()
         partitions = [TopicPartition(source, number) for number in range(2)]
         cluster.wait_for(
-            lambda: sum(tp.offset for tp in consumer.committed(partitions, timeout=30)) == 201 or None,
-            timeout_s=120,
+            lambda: sum(tp.offset for tp in consumer.committed(partitions, timeout=120)) == 201 or None,
+            timeout_s=300,
             what=f"offsets of the query in {group}",
         )
     finally:

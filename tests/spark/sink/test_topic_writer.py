@@ -123,9 +123,9 @@ def test_a_delivery_that_fails_names_topic_partition_and_reason(cluster: LocalCl
         write(cluster, {"value": pa.array(["x"]), "partition": pa.array([-3], pa.int32())}, topic=name)
     # A task does not fail of it, because Spark would try it again: the driver does.
     made = BatchWriter(parse({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": name}), StructType())
-    told = made.write(iter([pa.record_batch(columns)]))
+    reported = made.write(iter([pa.record_batch(columns)]))
     with pytest.raises(KlammError, match="MSG_SIZE_TOO_LARGE"):
-        made.commit([Written(3), told, None])
+        made.commit([Written(3), reported, None])
     made.commit([Written(3), None])
     # The next task of this process gets a producer that knows nothing of it.
     assert write(cluster, {"value": pa.array(["y"])}, topic=name) == 1

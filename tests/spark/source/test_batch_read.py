@@ -221,7 +221,7 @@ def test_typed_values(spark: SparkSession, cluster: LocalCluster, topic: TopicFa
         ({"kafka.bootstrap.servers": "localhost:1", "subscribe": "a", "kafka.auto.offset.reset": "x"}, "offset.reset"),
     ],
 )
-def test_wrong_options_are_told_by_name(spark: SparkSession, options: dict[str, str], named: str) -> None:
+def test_wrong_options_are_reported_by_name(spark: SparkSession, options: dict[str, str], named: str) -> None:
     with pytest.raises(AnalysisException, match=named):
         spark.read.format("klamm").options(**options).load()
 

@@ -21,7 +21,7 @@ from klamm.spark.source.data_loss import DataLossError
 from klamm.spark.source.reader import SmallRanges
 from klamm.spark.source.stream_reader import KlammStreamReader
 from klamm.testing import LocalCluster
-from tests.support.topics import create_anew
+from tests.support.topics import create_again, delete_everywhere
 
 TopicFactory = Callable[..., str]
 
@@ -48,9 +48,15 @@ def stream(cluster: LocalCluster, **options: object) -> KlammStreamReader:
 
 def produce(cluster: LocalCluster, topic: str, count: int, partition: int = 0) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    problems: list[object] = []
     for i in range(count):
-        producer.produce(topic, b"v%d" % i, partition=partition)
-    assert producer.flush(60) == 0
+        producer.produce(
+            topic,
+            b"v%d" % i,
+            partition=partition,
+            on_delivery=lambda error, _: problems.append(error) if error else None,
+        )
+    assert producer.flush(60) == 0 and not problems, problems
 
 
 def through_json(offset: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def test_available_now_ends_where_it_began(cluster: LocalCluster, topic: TopicFa
     assert begun[name] == {"0": 25} and next_end(late, begun) == begun
 
 
-def test_available_now_tells_of_lost_records_too(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_available_now_reports_lost_records_too(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     produce(cluster, name, 10)
     strict, relaxed = (stream(cluster, subscribe=name, failOnDataLoss=x) for x in (True, False))
@@ -187,6 +193,10 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(cluster: LocalC
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for future in admin.create_partitions([NewPartitions(name, 2)]).values():
         future.result(60)
+    cluster.wait_for(
+        lambda: all(cluster._admin._knows_leaders(each, name, 2) for each in cluster.broker_ids),
+        what="Both partitions at every broker",
+    )
     other = f"{name}-more"
     cluster.create_topic(other, 1, 1)
     produce(cluster, name, 2, 1)
@@ -199,7 +209,7 @@ def test_new_partitions_and_topics_are_read_from_their_beginning(cluster: LocalC
     assert topic_ranges(reader, start, end) == [(name, 1, 0, 2), (other, 0, 0, 3)]
 
 
-def test_lost_records_are_told_or_passed_over(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_lost_records_are_reported_or_skipped(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     produce(cluster, name, 20)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
@@ -215,13 +225,13 @@ def test_lost_records_are_told_or_passed_over(cluster: LocalCluster, topic: Topi
     assert offsets == list(range(12, 20))
 
 
-def test_a_topic_created_anew_is_noticed(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_a_topic_created_again_is_noticed(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     produce(cluster, name, 20)
     readers = [stream(cluster, subscribe=name, startingOffsets="earliest", failOnDataLoss=x) for x in (True, False)]
     ends = [next_end(reader, through_json(reader.initialOffset())) for reader in readers]
     cluster.delete_topic(name)
-    create_anew(cluster, name)
+    create_again(cluster, name)
     produce(cluster, name, 30)
     with pytest.raises(DataLossError, match="created again"):
         while True:
@@ -233,7 +243,7 @@ def test_a_topic_created_anew_is_noticed(cluster: LocalCluster, topic: TopicFact
         next_end(stream(cluster, subscribe=name), {name: {"0": 50}})
 
 
-def test_a_topic_created_anew_while_the_query_is_down_is_noticed(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_a_topic_created_again_while_the_query_is_down_is_noticed(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     produce(cluster, name, 20)
     first = stream(cluster, subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger=15)
@@ -241,7 +251,7 @@ def test_a_topic_created_anew_while_the_query_is_down_is_noticed(cluster: LocalC
     planned = next_end(first, done)
     assert ranges(first, done, planned) == [(0, 15, 20)]
     cluster.delete_topic(name)
-    create_anew(cluster, name)
+    create_again(cluster, name)
     produce(cluster, name, 30)  # longer than before: offsets alone tell nothing
     strict = stream(cluster, subscribe=name)
     with pytest.raises(DataLossError, match=f"{name}-0: the offsets 15 to 19 are gone.*created again"):
@@ -276,13 +286,13 @@ def test_brokers_without_topic_ids(cluster: LocalCluster, topic: TopicFactory) -
     assert plain(after) == {name: {"0": 10}} and after["_ids"] == end["_ids"], "what is known stays known"
 
 
-def test_a_topic_created_anew_and_empty_is_told_once(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_a_topic_created_again_and_empty_is_reported_once(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     first = stream(cluster, subscribe=name, startingOffsets="earliest")
     before = through_json(first.initialOffset())
     del before["_initial"]
     cluster.delete_topic(name)
-    create_anew(cluster, name)
+    create_again(cluster, name)
     relaxed = stream(cluster, subscribe=name, failOnDataLoss=False)
     end = next_end(relaxed, before)
     assert end[name] == {"0": 0} and end["_ids"] != before["_ids"]
@@ -301,10 +311,12 @@ def test_records_after_a_cut_are_all_read(cluster: LocalCluster, topic: TopicFac
     assert ranges(reader, cut, end) == [(0, 10, 16)]
 
 
-def test_a_deleted_topic_is_told(cluster: LocalCluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_topic_is_reported(
+    cluster: LocalCluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plan, "MISSING_PARTITION", Polling(tries=25, every_ms=10))
     kept, name = topic("gone-kept"), topic("gone-deleted")
-    cluster.delete_topic(name)
+    delete_everywhere(cluster, name)
     start = {kept: {"0": 0}, name: {"0": 7}}
     with pytest.raises(DataLossError, match=f"{name}-0.*deleted"):
         next_end(stream(cluster, subscribe=f"{kept},{name}"), start)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.spark.data_source import KlammDataSource
+from klamm.spark.source.data_loss import DataLossError
 from klamm.testing import LocalCluster
 
 
@@ -73,10 +75,25 @@ def offsets(cluster: LocalCluster, mode: str, isolation: str) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["fetch", "direct"])
-def test_what_each_isolation_level_reads(written: LocalCluster, mode: str) -> None:
+def test_each_isolation_level_reads_its_records(written: LocalCluster, mode: str) -> None:
     assert offsets(written, mode, "read_uncommitted") == [0, 1, 2, 3, 4, 5, 8, 10, 11]
     assert offsets(written, mode, "read_committed") == [3, 4, 5, 8]
 
 
 def test_the_log_was_read_from_its_place(written: LocalCluster) -> None:
     assert (Path(written.data_dir) / "broker-1" / "orders-0" / f"{0:020d}.txnindex").stat().st_size > 0
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_position_beyond_the_last_stable_offset_is_not_a_loss(written: LocalCluster, isolation: str) -> None:
+    """A query that read uncommitted records continues with read_committed: it waits for the open transaction."""
+    given = {"kafka.bootstrap.servers": written.bootstrap_servers, "subscribe": "orders", "pollMs": "0"}
+    source = KlammDataSource({**given, "kafka.isolation.level": isolation})
+    reader = source.streamReader(source.schema())
+    try:
+        start = {"orders": {"0": 12}}
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+        with pytest.raises(DataLossError, match="orders-0"):
+            reader.latestOffset({"orders": {"0": 13}}, ReadAllAvailable())
+    finally:
+        reader.stop()

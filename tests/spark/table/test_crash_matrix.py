@@ -1,4 +1,9 @@
-"""Drivers, executors, Python workers and a broker are killed while a topic becomes a table: all rows are there once."""
+"""Drivers, executors, Python workers and a broker are killed while a topic becomes a table: all rows are there once.
+
+The short form kills a driver, the quick long form also workers and a broker; `KLAMM_CRASH_MATRIX=long` kills at every
+point, and executors too.
+`make compat NAME=long_forms` runs the long form.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,8 @@ TopicFactory = Callable[..., str]
 HERE = Path(__file__).parent
 DEADLINE_S = 600
 PER_BATCH = 500
+KILLED = -9
+Crash = tuple[str, int, str]
 
 
 class Matrix:
@@ -46,7 +53,7 @@ class Matrix:
         assert producer.flush(60) == 0
         self.produced += count
 
-    def start(self, *crashes: tuple[str, int, str], master: str = "local[2,3]") -> subprocess.Popen[str]:
+    def start(self, *crashes: Crash, master: str = "local[2,3]") -> subprocess.Popen[str]:
         planned = [[where, batch, what, str(self.mark(where, batch, what))] for where, batch, what in crashes]
         arguments = [master, self.cluster.bootstrap_servers, self.topic, str(self.table), str(self.checkpoint)]
         with (self.root / "stderr").open("a") as stderr:
@@ -114,22 +121,45 @@ def check_exactly_once(matrix: Matrix, spark: SparkSession) -> None:
     assert len(places) == wrong.num_rows == matrix.produced // 100
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_nothing_is_lost_or_double_whoever_is_killed(matrix: Matrix, spark: SparkSession) -> None:
-    matrix.produce(10 * PER_BATCH)
-    killed = -9
+def test_nothing_is_lost_or_duplicated_when_the_driver_is_killed(matrix: Matrix, spark: SparkSession) -> None:
+    matrix.produce(2 * PER_BATCH)
+    kill_driver_after_commit(matrix, 1)
+    assert matrix.finish(matrix.start()) == 0, (matrix.root / "stderr").read_text()[-3000:]
+    check_exactly_once(matrix, spark)
 
-    # The driver, before a file is written; after files, before the commit; after the commit, before Spark's own.
-    assert matrix.finish(matrix.start(("before_files", 1, "driver"))) == killed
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_nothing_is_lost_or_duplicated_whichever_process_is_killed(matrix: Matrix, spark: SparkSession) -> None:
+    if os.environ.get("KLAMM_CRASH_MATRIX") != "long":
+        matrix.produce(4 * PER_BATCH)
+        kill_driver_after_commit(matrix, 1)
+        kill_workers_and_broker(matrix, ("before_files", 2, "worker"), ("after_files", 3, "worker"))
+        check_exactly_once(matrix, spark)
+        return
+    matrix.produce(10 * PER_BATCH)
+    assert matrix.finish(matrix.start(("before_files", 1, "driver"))) == KILLED
     assert not matrix.is_committed_in_delta(1)
-    assert matrix.finish(matrix.start(("before_commit", 3, "driver"))) == killed
+    assert matrix.finish(matrix.start(("before_commit", 3, "driver"))) == KILLED
     assert matrix.is_committed_in_delta(2) and not matrix.is_committed_in_delta(3)
     assert len([*matrix.table.glob("*.parquet")]) > len(table_files(matrix.table))
-    assert matrix.finish(matrix.start(("after_commit", 5, "driver"))) == killed
-    assert matrix.is_committed_in_delta(5) and not matrix.is_committed_in_spark(5)
+    kill_driver_after_commit(matrix, 5)
+    kill_workers_and_broker(matrix, ("before_files", 6, "worker"), ("after_files", 7, "worker"))
+    check_exactly_once(matrix, spark)
+    kill_executors(matrix, ("before_files", 10, "executor"), ("after_files", 11, "executor"))
+    check_exactly_once(matrix, spark)
 
-    # Python workers, before and after their files; and a broker that leads a partition, meanwhile.
-    workers = [("before_files", 6, "worker"), ("after_files", 7, "worker")]
+
+def kill_driver_after_commit(matrix: Matrix, batch: int) -> None:
+    """After the commit of the table and before that of Spark."""
+    assert matrix.finish(matrix.start(("after_commit", batch, "driver"))) == KILLED
+    assert matrix.is_committed_in_delta(batch) and not matrix.is_committed_in_spark(batch)
+
+
+def kill_workers_and_broker(matrix: Matrix, *workers: Crash) -> None:
+    """Kill Python workers, before and after their files, and meanwhile a broker that leads a partition."""
     process = matrix.start(*workers)
     cluster = matrix.cluster
     cluster.wait_for(
@@ -144,12 +174,11 @@ def test_nothing_is_lost_or_double_whoever_is_killed(matrix: Matrix, spark: Spar
     finally:
         cluster.start(leader)
     assert all(matrix.mark(*crash).exists() for crash in workers)
-    check_exactly_once(matrix, spark)
 
-    # Executors, on a cluster of two.
+
+def kill_executors(matrix: Matrix, *executors: Crash) -> None:
+    """On a cluster of two."""
     matrix.produce(4 * PER_BATCH)
-    executors = [("before_files", 10, "executor"), ("after_files", 11, "executor")]
     process = matrix.start(*executors, master="local-cluster[2,1,1024]")
     assert matrix.finish(process) == 0, (matrix.root / "stderr").read_text()[-3000:]
     assert all(matrix.mark(*crash).exists() for crash in executors)
-    check_exactly_once(matrix, spark)

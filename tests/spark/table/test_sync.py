@@ -74,8 +74,8 @@ def test_a_table_is_made_from_a_sample_filled_and_widened(
     sync(spark, path, options={"maxOffsetsPerTrigger": 3}).awaitTermination()
     assert ks.table(spark, path).where("note = 'new'").count() == 5
     assert "files became" in klamm("table", "compact", path).stdout
-    told = klamm("table", "history", path, "-n", 3).stdout
-    assert "OPTIMIZE" in told and told.count("\n") == 4
+    reported = klamm("table", "history", path, "-n", 3).stdout
+    assert "OPTIMIZE" in reported and reported.count("\n") == 4
     assert "0 files were removed" in klamm("table", "vacuum", path).stderr
     assert (
         "files would be removed"
@@ -94,13 +94,13 @@ def test_bad_records_are_counted_apart(cluster: LocalCluster, topic: TopicFactor
     for bad in (1, 3):
         produce(cluster, name, 0, 5)
         produce(cluster, name, 2**40, 2**40 + bad)
-        told = klamm("table", "sync", path).stderr
-        assert f"5 records into {path}, {bad} bad ones into {path}_bad." in told
+        reported = klamm("table", "sync", path).stderr
+        assert f"5 records into {path}, {bad} bad ones into {path}_bad." in reported
     assert f"0 records into {path}.\n" in klamm("table", "sync", path).stderr
 
 
 @pytest.mark.usefixtures("_shared_session")
-def test_a_sync_goes_on_until_it_is_told_to_end(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:
+def test_a_sync_continues_until_it_is_stopped(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:
     name, path, main = topic("on"), tmp_path / "on", threading.get_ident()
     klamm("table", "create", path, "-t", name, "--schema", "id long", "-b", cluster.bootstrap_servers)
     trouble: list[BaseException] = []
@@ -123,7 +123,7 @@ def test_a_sync_goes_on_until_it_is_told_to_end(cluster: LocalCluster, topic: To
     assert not trouble, trouble
     assert done.exit_code == 0 and signal.getsignal(signal.SIGTERM) == before
     assert "records into" in done.stderr and ids(path) == [*range(10)]
-    assert f"0 records into {path}" in klamm("table", "sync", path).stderr, "where it was stopped it goes on"
+    assert f"0 records into {path}" in klamm("table", "sync", path).stderr, "it continues where it was stopped"
 
 
 def test_the_sink_is_registered_once_a_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_raw_values(spark: SparkSession, cluster: LocalCluster, topic: TopicFact
         ("schema infer none-such", "There is no topic none-such"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_an_impossible_sync_fails_with_one_sentence(
     arguments: str, reason: str, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
 ) -> None:
     import shlex
@@ -192,11 +192,11 @@ def test_what_cannot_be_is_one_sentence(
         klamm(*words, *servers)
 
 
-def test_a_table_that_is_there_is_not_made_anew(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:
+def test_a_table_that_exists_is_not_created_again(cluster: LocalCluster, topic: TopicFactory, tmp_path: Path) -> None:
     servers, name = cluster.bootstrap_servers, topic()
-    for schema, told in (("id long", "Created table"), ("id long", "nothing has changed")):
+    for schema, reported in (("id long", "Created table"), ("id long", "nothing has changed")):
         done = klamm("table", "create", tmp_path / "t", "-t", name, "--schema", schema, "-b", servers)
-        assert told in done.stdout
+        assert reported in done.stdout
     with pytest.raises(KlammError, match="'id' is long in the table and string in the rows"):
         klamm("table", "create", tmp_path / "t", "-t", name, "--schema", "id string", "-b", servers)
     with pytest.raises(KlammError, match="exists already, with topic"):

@@ -73,7 +73,7 @@ def ids(path: Path) -> list[int]:
     return sorted(DeltaTable(str(path)).to_pyarrow_table().column("id").to_pylist())
 
 
-def test_a_topic_becomes_a_table_that_everybody_reads_alike(sync: Sync, spark: SparkSession) -> None:
+def test_a_topic_becomes_a_table_that_all_readers_read_alike(sync: Sync, spark: SparkSession) -> None:
     produce(sync.cluster, sync.topic, orders(0, 50))
     sync.run()
     produce(sync.cluster, sync.topic, orders(50, 100), NEW_YEAR_MS + DAY_MS)
@@ -106,6 +106,7 @@ def test_bad_records_go_to_a_table_of_their_own_with_the_reason(sync: Sync, spar
     ]
 
 
+@pytest.mark.long
 def test_dates_added_columns_compaction_and_vacuum(sync: Sync, spark: SparkSession) -> None:
     for day in range(4):
         produce(sync.cluster, sync.topic, orders(day * 10, day * 10 + 10), NEW_YEAR_MS + (day % 2) * DAY_MS)
@@ -142,7 +143,8 @@ def test_dates_added_columns_compaction_and_vacuum(sync: Sync, spark: SparkSessi
     assert ids(sync.path) == [*range(51)]
 
 
-def test_what_a_table_cannot_take_is_refused(sync: Sync) -> None:
+@pytest.mark.long
+def test_rows_that_a_table_cannot_store_are_refused(sync: Sync) -> None:
     produce(sync.cluster, sync.topic, orders(0, 4))
     sync.run()
     produce(sync.cluster, sync.topic, orders(4, 8))
@@ -159,6 +161,7 @@ def test_what_a_table_cannot_take_is_refused(sync: Sync) -> None:
     assert {str(file) for file in sync.path.glob("*.parquet")} == {*table_files(sync.path)}
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_does_not_fit_the_table_is_refused(sync: Sync, tmp_path: Path) -> None:
     """Put back from a copy that is one batch older, and deleted."""
     produce(sync.cluster, sync.topic, orders(0, 4))
@@ -169,8 +172,8 @@ def test_a_checkpoint_that_does_not_fit_the_table_is_refused(sync: Sync, tmp_pat
     newest = sync.checkpoint.rename(tmp_path / "newest")
     (tmp_path / "copy").rename(sync.checkpoint)
     produce(sync.cluster, sync.topic, orders(8, 12))
-    told = rf"CheckpointError: The table {sync.path} has batch 1 .* with other records"
-    with pytest.raises(StreamingQueryException, match=told):
+    reported = rf"CheckpointError: The table {sync.path} has batch 1 .* with other records"
+    with pytest.raises(StreamingQueryException, match=reported):
         sync.run()
     assert ids(sync.path) == [*range(8)]
     shutil.rmtree(sync.checkpoint)

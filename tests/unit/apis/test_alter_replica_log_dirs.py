@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -23,6 +23,9 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
 )
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from klamm.replica import log_dir_moves
+from klamm.replica.fetchers import NoFetchers
+from klamm.replica.partition import Partition
+from tests.support.log_deletion import delete_logs
 from tests.support.one_broker import OneBroker
 from tests.unit.log.harness import append, batch, read_batches
 
@@ -72,6 +75,56 @@ def finish(one: OneBroker) -> None:
     raise AssertionError("the move did not end")
 
 
+def test_a_bug_in_one_move_does_not_stop_others(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move that met it continues after the next LeaderAndIsr."""
+    step, bugs = log_dir_moves.LogDirMoves._step, [KeyError("a bug")]
+
+    def step_with_a_bug(moves: log_dir_moves.LogDirMoves, tp: TopicPartition) -> int:
+        if bugs:
+            raise bugs.pop()
+        return step(moves, tp)
+
+    monkeypatch.setattr(log_dir_moves.LogDirMoves, "_step", step_with_a_bug)
+    append(current(one), batch(b"a"))
+    target = other_dir(one)
+    assert alter(one, target) is ErrorCode.NONE
+    one.spin()
+    assert not bugs and current(one).log_dir != target
+    one.lead("t", leader_epoch=1, partition_epoch=1)
+    finish(one)
+    assert current(one).log_dir == target
+
+
+class CountedFetchers(NoFetchers):
+    """Knows which partitions are fetched."""
+
+    def __init__(self) -> None:
+        self.fetched: set[TopicPartition] = set()
+
+    def remove(self, partitions: Collection[TopicPartition]) -> None:
+        self.fetched.difference_update(partitions)
+
+    def add(self, partitions: Iterable[Partition]) -> None:
+        self.fetched.update(partition.topic_partition for partition in partitions)
+
+
+def test_a_follower_whose_change_over_meets_a_bug_is_fetched_again(
+    one: OneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetchers = one.broker.replicas.fetchers = CountedFetchers()
+    assert one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, isr=(1, 2), replicas=(1, 2)).error_code == 0
+    assert fetchers.fetched == {TP}
+    bugs = [KeyError("a bug")]
+
+    def swap(tp: TopicPartition) -> Log:
+        raise bugs.pop()
+
+    monkeypatch.setattr(one.broker.logs, "swap_with_future", swap)
+    assert alter(one, other_dir(one)) is ErrorCode.NONE
+    one.spin()
+    assert not bugs and fetchers.fetched == {TP}
+
+
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_a_replica_is_moved(one: OneBroker, version: int) -> None:
     for i in range(50):
@@ -115,7 +168,7 @@ def test_logs_that_are_deleted_while_they_are_described_are_left_out(one: OneBro
     count = 2 * SLICE
     one.leader_and_isr({"t": range(1, count)})
     steps = one.dispatch(describe_log_dirs.API, DescribeLogDirsRequest(topics=None), 4)
-    one.broker.logs.delete_logs([TopicPartition("t", index) for index in range(1, count)])
+    delete_logs(one.broker.logs, [TopicPartition("t", index) for index in range(1, count)])
     while True:
         try:
             next(steps)
@@ -126,7 +179,7 @@ def test_logs_that_are_deleted_while_they_are_described_are_left_out(one: OneBro
     assert [(p.partition_index, p.is_future_key) for p in partitions] == [(0, False)]
 
 
-def test_what_cannot_be_moved(one: OneBroker) -> None:
+def test_replicas_that_cannot_be_moved(one: OneBroker) -> None:
     assert alter(one, "/nowhere") == ErrorCode.LOG_DIR_NOT_FOUND
     assert alter(one, other_dir(one), "unknown") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert alter(one, other_dir(one), "t" * 230) == ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -161,7 +214,7 @@ def test_a_move_is_cancelled_by_naming_where_the_replica_is(one: OneBroker) -> N
 def test_a_deleted_replica_takes_its_copy_along(one: OneBroker) -> None:
     append(current(one), batch(b"x"))
     assert alter(one, other_dir(one)) == ErrorCode.NONE
-    one.broker.logs.delete_logs([TP])
+    delete_logs(one.broker.logs, [TP])
     one.broker.replicas.drop(TP)
     for _ in range(5):
         one.spin()
@@ -200,7 +253,7 @@ def test_an_unfinished_copy_does_not_bring_a_deleted_replica_back(
     again.close()
 
 
-def test_a_move_that_was_cancelled_does_not_go_on_after_a_kill(
+def test_a_move_that_was_cancelled_does_not_continue_after_a_kill(
     one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_slowly(one, monkeypatch)
@@ -214,7 +267,7 @@ def test_a_move_that_was_cancelled_does_not_go_on_after_a_kill(
     again.close()
 
 
-def test_a_move_goes_on_after_a_restart(one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_continues_after_a_restart(one: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_dir_moves, "CHUNK_BYTES", 500)
     for i in range(30):
         append(current(one), batch(b"%d" % i * 100))

@@ -101,14 +101,14 @@ class TestLeaderAndIsr:
         other = one.leader_and_isr({"t": [0]}, topic_id=UUID(int=6), leader_epoch=1)
         assert other.topics[0].partition_errors[0].error_code == ErrorCode.INCONSISTENT_TOPIC_ID
 
-    def test_leadership_is_told_to_listeners(self, one: OneBroker) -> None:
-        told: list[tuple[list[object], list[object]]] = []
-        one.broker.replicas.leadership_listeners.append(lambda up, down: told.append((list(up), list(down))))
+    def test_leadership_is_reported_to_listeners(self, one: OneBroker) -> None:
+        reported: list[tuple[list[object], list[object]]] = []
+        one.broker.replicas.leadership_listeners.append(lambda up, down: reported.append((list(up), list(down))))
         one.leader_and_isr({"t": [0]})
         one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2))
         one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2))
         one.stop_replica("t", leader_epoch=1)
-        assert told == [([(TP, 0)], []), ([], [(TP, 1)]), ([], [(TP, 1)])]
+        assert reported == [([(TP, 0)], []), ([], [(TP, 1)]), ([], [(TP, 1)])]
 
     def test_a_partition_that_fails_unexpectedly_leaves_the_others_complete(
         self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +187,7 @@ class TestForgedControllers:
         one.controller_epoch = 3
         assert one.leader_and_isr({"t": [0]}, topic_id=ID, leader_epoch=1).error_code == 0, "the real one is obeyed"
 
-    def test_nor_is_another_controller_with_the_same_epoch(self, one: OneBroker) -> None:
+    def test_another_controller_with_the_same_epoch_is_not_obeyed(self, one: OneBroker) -> None:
         request = UpdateMetadataRequest(controller_id=2, controller_epoch=3, live_brokers=())
         assert one.ask(update_metadata.API, request, 8).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
         assert one.broker.metadata.alive_brokers()
@@ -272,7 +272,7 @@ class TestUpdateMetadata:
             f"metadata cache: 0 partitions added or changed, 1 deleted {sender}",
         ]
 
-    def test_deleted_partitions_are_told_to_the_groups(self, one: OneBroker) -> None:
+    def test_deleted_partitions_are_reported_to_the_groups(self, one: OneBroker) -> None:
         one.update_metadata({"t": [0, 1]})
         one.update_metadata({"t": [1]}, leader=-2)
         assert one.groups.deleted == [TopicPartition("t", 1)]

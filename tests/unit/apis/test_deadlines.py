@@ -56,7 +56,7 @@ ELECT = ElectLeadersRequest(
     ],
     ids=["CreateTopics", "CreatePartitions", "DeleteTopics", "ElectLeaders"],
 )
-def test_what_the_controller_took_is_not_given_again(
+def test_time_that_the_controller_used_is_not_given_again(
     one: OneBroker,
     monkeypatch: pytest.MonkeyPatch,
     api: Api[Any, Any],

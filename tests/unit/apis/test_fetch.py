@@ -96,6 +96,22 @@ def test_an_offset_inside_a_batch_gives_the_whole_batch(one: OneBroker) -> None:
     assert values(only(one.ask(fetch.API, request({0: 2}), 11))) == [b"c"]
 
 
+def test_one_response_reads_at_most_fetch_max_bytes(one: OneBroker) -> None:
+    """Reading is one step of the loop: 50 MiB would hold it for 26 ms (decision 0016)."""
+    one.lead("t", topic_id=ID)
+    mib = 1 << 20
+    for number in range(20):
+        append(one, bytes([number]) * (900 << 10))
+    wanted: dict[str, Any] = {"partition_max_bytes": 50 * mib, "max_bytes": 50 * mib, "min_bytes": 50 * mib}
+    found: list[bytes | None] = []
+    while len(found) < 20:
+        data = only(one.ask(fetch.API, request({0: len(found)}, **wanted), 11))
+        assert data.records is not None
+        assert 3 * mib < len(data.records) <= 4 * mib, "as much as fits, and no more"
+        found += values(data)
+    assert found == [bytes([number]) * (900 << 10) for number in range(20)]
+
+
 def test_offsets_out_of_range(one: OneBroker) -> None:
     one.lead("t", topic_id=ID)
     append(one, b"a")
@@ -160,7 +176,7 @@ def test_a_topic_of_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
     assert values(only(one.ask(fetch.API, request(), 10))) == [b"a"]
 
 
-def test_a_failed_disk_is_told_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
+def test_a_failed_disk_is_reported_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
     one.lead("t", topic_id=ID)
     one.broker.replicas.on_log_dir_failure(str(one.tmp_path / "logs"))
     for version, code in ((5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)):
@@ -187,7 +203,7 @@ def test_topic_ids_that_are_unknown_or_of_another_topic(one: OneBroker) -> None:
     assert response.responses[0].topic_id == UUID(int=9)
 
 
-def test_the_leader_is_named_to_who_asks_the_wrong_broker(one: OneBroker) -> None:
+def test_the_leader_is_named_to_a_client_that_asks_the_wrong_broker(one: OneBroker) -> None:
     one.leader_and_isr({"t": [0]}, leader=2, replicas=(1, 2), isr=(1, 2), topic_id=ID)
     one.update_metadata({"t": [0]}, leader=2, replicas=(1, 2), brokers=(1, 2), topic_id=ID)
     response = one.ask(fetch.API, request(replica_state=ReplicaState(replica_id=2, replica_epoch=1)), 16)
@@ -259,7 +275,7 @@ class TestLongPoll:
         append(one, b"x" * 100)
         assert len(values(only(one.as_read(one.run(waiting), 11)))) == 3
 
-    def test_nobody_waits_for_more_than_fits(self, one: OneBroker) -> None:
+    def test_no_fetch_waits_for_more_than_fits(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
         append(one, b"x" * 100)
         result = one.dispatch(fetch.API, request(max_wait_ms=30_000, min_bytes=1 << 20, max_bytes=100), 11)
@@ -270,7 +286,7 @@ class TestLongPoll:
         data = only(one.ask(fetch.API, request(max_wait_ms=1), 11))
         assert data.error_code == 0 and values(data) == []
 
-    def test_an_error_is_told_at_once(self, one: OneBroker) -> None:
+    def test_an_error_is_reported_at_once(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
         assert not isinstance(one.dispatch(fetch.API, request({0: 9}, max_wait_ms=30_000), 11), asyncio.Future)
 
@@ -304,7 +320,7 @@ class TestFollowers:
         assert only(one.ask(fetch.API, request(), 11)).high_watermark == 2
         assert values(only(one.ask(fetch.API, request(), 11))) == [b"a", b"b"]
 
-    def test_from_v15_the_follower_says_its_epoch(self, one: OneBroker) -> None:
+    def test_from_v15_the_follower_sends_its_epoch(self, one: OneBroker) -> None:
         self.lead(one)
         state = ReplicaState(replica_id=2, replica_epoch=44)
         one.ask(fetch.API, request(replica_state=state, max_wait_ms=0), 15)
@@ -316,7 +332,7 @@ class TestFollowers:
         answer = only(one.ask(fetch.API, request(replica_id=9, current_leader_epoch=0), 11))
         assert answer.error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
-    def test_a_log_that_diverged_is_told_where(self, one: OneBroker) -> None:
+    def test_a_log_that_diverged_learns_the_diverging_epoch(self, one: OneBroker) -> None:
         self.lead(one)
         one.ask(produce.API, produce_request(batch(b"a", b"b"), acks=1), 9)
         one.leader_and_isr({"t": [0]}, leader_epoch=2, replicas=(1, 2), isr=(1, 2), topic_id=ID)
@@ -336,6 +352,21 @@ class TestFollowers:
         assert not waiting.done()
         one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
         assert values(only(one.as_read(one.run(waiting), 11))) == [b"a"]
+
+    def test_the_answer_to_a_fetch_that_waited_does_not_confirm_the_leader(self, one: OneBroker) -> None:
+        """Its sender has sent nothing since: it may have left this leader meanwhile (decision 0042)."""
+        self.lead(one)
+        remote = one.broker.replicas.partitions[TP].remotes[2]
+        one.ask(fetch.API, request({0: 0}, replica_id=2), 11)
+        one.clock.elapsed_ms += 5_000
+        waiting = one.dispatch(fetch.API, request({0: 0}, replica_id=2, max_wait_ms=30_000), 11)
+        confirmed_ms, arrived_ms = remote.confirmed_ms, one.clock.now_ms()
+        one.clock.elapsed_ms += 1_000
+        one.ask(produce.API, produce_request(batch(b"a"), acks=1), 9)
+        assert values(only(one.as_read(one.run(waiting), 11))) == [b"a"]
+        assert remote.confirmed_ms == confirmed_ms < arrived_ms == remote.last_fetch_time_ms
+        one.ask(fetch.API, request({0: 1}, replica_id=2), 11)
+        assert remote.confirmed_ms == arrived_ms
 
     def test_a_follower_that_has_caught_up_is_proposed_for_the_isr(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID, replicas=(1, 2), isr=(1,))
@@ -382,7 +413,7 @@ class TestSessions:
         return one.ask(fetch.API, request(offsets or {}, session_id=session_id, session_epoch=epoch), version)
 
     @pytest.mark.parametrize("version", [7, 12, 13, 17])
-    def test_later_fetches_name_and_are_told_only_what_changes(self, one: OneBroker, version: int) -> None:
+    def test_later_fetches_name_and_receive_only_changes(self, one: OneBroker, version: int) -> None:
         session_id = self.full(one, version)
         quiet = self.go_on(one, session_id, 1, version=version)
         assert quiet.error_code == 0 and quiet.session_id == session_id and list(quiet.responses) == []
@@ -392,7 +423,7 @@ class TestSessions:
         moved = self.go_on(one, session_id, 3, {1: 1}, version=version)
         assert list(moved.responses) == []
 
-    def test_a_reader_that_did_not_use_the_last_answer_is_told_again(self, one: OneBroker) -> None:
+    def test_a_reader_that_did_not_use_the_last_answer_receives_it_again(self, one: OneBroker) -> None:
         """It names the partition again without having moved on: it has restarted, and knows no high watermark."""
         session_id = self.full(one)
         append(one, b"a", index=1)
@@ -408,7 +439,7 @@ class TestSessions:
         assert self.go_on(one, session_id, 1).error_code == 0
         assert self.go_on(one, session_id, 2, version=13).error_code == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
-    def test_forgotten_partitions_are_not_read_any_more(self, one: OneBroker) -> None:
+    def test_forgotten_partitions_are_no_longer_read(self, one: OneBroker) -> None:
         session_id = self.full(one)
         asked = request({}, session_id=session_id, session_epoch=1)
         asked.forgotten_topics_data = [ForgottenTopic(topic="t", topic_id=ID, partitions=[1])]
@@ -430,7 +461,7 @@ class TestSessions:
         response = one.ask(fetch.API, request({0: 0}, session_id=session_id, session_epoch=-1), 12)
         assert response.session_id == 0 and len(one.broker.fetch_sessions) == 0
 
-    def test_an_error_is_told_again_until_it_is_gone(self, one: OneBroker) -> None:
+    def test_an_error_is_reported_again_until_it_is_gone(self, one: OneBroker) -> None:
         session_id = self.full(one, 10)
         one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2), topic_id=ID)
         for epoch in (1, 2):
@@ -448,7 +479,7 @@ class TestSessions:
         found = self.go_on(one, response.session_id, 1, version=13)
         assert only(found).error_code == 0 and found.responses[0].topic_id == UUID(int=9)
 
-    def test_who_was_served_goes_to_the_end(self, one: OneBroker) -> None:
+    def test_a_partition_that_was_served_goes_to_the_end(self, one: OneBroker) -> None:
         session_id = self.full(one)
         for index in (0, 1):
             append(one, b"x" * 500, index=index)
@@ -473,7 +504,7 @@ class TestSessions:
         assert sorted(session.is_privileged for session in one.broker.fetch_sessions) == [False, True]
 
 
-def test_what_goes_out_is_metered_for_consumers_and_for_followers(one: OneBroker) -> None:
+def test_outgoing_records_are_metered_for_consumers_and_for_followers(one: OneBroker) -> None:
     one.lead("t", topic_id=ID, replicas=(1, 2), isr=(1, 2))
     records_sent = batch(b"a")
     one.ask(produce.API, produce_request(records_sent, acks=1), 9)

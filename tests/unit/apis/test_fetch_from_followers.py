@@ -73,7 +73,7 @@ class TestWhomTheLeaderNames:
         leader.update_metadata({}, brokers=IDS, racks=RACKS, listeners=("INTERNAL",))
         assert only(leader.ask(fetch.API, from_rack("b"), 11)).preferred_read_replica == -1
 
-    def test_it_is_told_at_once_and_again_within_a_session(self, leader: OneBroker) -> None:
+    def test_the_preferred_replica_is_reported_at_once_and_again_within_a_session(self, leader: OneBroker) -> None:
         first = leader.dispatch(fetch.API, from_rack("b", 2, max_wait_ms=30_000, session_epoch=0), 12)
         assert not isinstance(first, asyncio.Future) and only(first).preferred_read_replica == 3
         again = request({}, rack_id="b", session_id=first.session_id, session_epoch=1)
@@ -83,7 +83,7 @@ class TestWhomTheLeaderNames:
         data = only(leader.ask(fetch.API, from_rack("b", current_leader_epoch=7), 11))
         assert (data.error_code, data.preferred_read_replica) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1)
 
-    def test_nobody_without_a_selector_in_old_versions_or_for_followers(self, leader: OneBroker) -> None:
+    def test_no_preferred_replica_without_a_selector_in_old_versions_or_for_followers(self, leader: OneBroker) -> None:
         assert values(only(leader.ask(fetch.API, from_rack("b"), 10))) == [b"a", b"b"]
         assert only(leader.ask(fetch.API, from_rack("b", replica_id=2), 12)).preferred_read_replica == -1
         leader.broker.replicas.replica_selector = None
@@ -118,7 +118,9 @@ class TestFollowers:
         assert (data.error_code, data.high_watermark, values(data)) == (0, 2, [b"a", b"b"])
 
     @pytest.mark.parametrize("offset", [2, 3])
-    def test_what_is_not_committed_as_far_as_it_knows_is_waited_for(self, follower: OneBroker, offset: int) -> None:
+    def test_a_follower_waits_for_records_that_are_not_committed_to_its_knowledge(
+        self, follower: OneBroker, offset: int
+    ) -> None:
         waiting = follower.dispatch(fetch.API, from_rack("b", offset, max_wait_ms=30_000), 11)
         assert isinstance(waiting, asyncio.Future)
         self.copy(follower, b"d", 4)
@@ -128,7 +130,7 @@ class TestFollowers:
     def test_beyond_the_end_of_its_log_the_client_has_to_ask_the_leader(self, follower: OneBroker) -> None:
         assert only(follower.ask(fetch.API, from_rack("b", 4), 11)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
-    def test_who_knows_no_preferred_replicas_is_sent_to_the_leader(self, follower: OneBroker) -> None:
+    def test_a_client_without_preferred_replicas_is_sent_to_the_leader(self, follower: OneBroker) -> None:
         for asked in (request(), request(replica_id=2)):
             assert only(follower.ask(fetch.API, asked, 10)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert only(follower.ask(fetch.API, request(replica_id=2), 12)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -143,7 +145,7 @@ class TestFollowers:
         asked = from_rack("b", current_leader_epoch=epoch)
         assert only(follower.ask(fetch.API, asked, 11)).error_code == error
 
-    def test_a_broker_that_has_no_replica_sends_away(self, one: OneBroker) -> None:
+    def test_a_broker_without_a_replica_refuses_the_fetch(self, one: OneBroker) -> None:
         one.update_metadata({"t": [0]}, topic_id=ID, leader=2, replicas=(2, 3), brokers=(1, 2, 3))
         assert only(one.ask(fetch.API, from_rack("b"), 12)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert only(one.ask(fetch.API, request(topic="u"), 12)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -160,17 +162,17 @@ class TestHighWatermark:
                 return waiting
         raise AssertionError("the leader has always something to tell")
 
-    def test_a_follower_that_waits_is_told(self, leader: OneBroker) -> None:
+    def test_a_follower_that_waits_is_answered(self, leader: OneBroker) -> None:
         write(leader, b"c")
         follow(leader, 4, 3)
         waiting = self.settle(leader, 2, 3)
         leader.spin()
         assert not waiting.done()
-        told = only(follow(leader, 3, 3, max_wait_ms=30_000))
-        assert told.high_watermark == 3, "its own fetch moved the high watermark"
+        reported = only(follow(leader, 3, 3, max_wait_ms=30_000))
+        assert reported.high_watermark == 3, "its own fetch moved the high watermark"
         assert only(leader.run(waiting)).high_watermark == 3
 
-    def test_a_follower_that_starts_anew_is_told_again(self, leader: OneBroker) -> None:
+    def test_a_follower_that_starts_again_receives_the_high_watermark_again(self, leader: OneBroker) -> None:
         self.settle(leader, 2, 2)
         assert values(only(follow(leader, 2, 0, max_wait_ms=30_000))) == [b"a", b"b"]
         self.settle(leader, 2, 2)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -107,7 +108,7 @@ class TestAutoCreation:
         one.controller.script = lambda event: TopicResults((TopicResult("t", ErrorCode.TOPIC_ALREADY_EXISTS),))
         assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.LEADER_NOT_AVAILABLE
 
-    def test_a_creation_that_fails_tells_why(self, one: OneBroker) -> None:
+    def test_a_creation_that_fails_reports_the_reason(self, one: OneBroker) -> None:
         failed = TopicResult("t", ErrorCode.INVALID_REPLICATION_FACTOR)
         one.controller.script = lambda event: TopicResults((failed,))
         assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.INVALID_REPLICATION_FACTOR
@@ -120,7 +121,7 @@ class TestAutoCreation:
         monkeypatch.setattr(missing_topics, "WAIT_MS", 1)
         asked: list[asyncio.Future[TopicResults]] = []
 
-        def submit(event: events.ControllerEvent, timeout_ms: int | None = None) -> asyncio.Future[TopicResults]:
+        def submit(event: events.Event[Any], timeout_ms: int | None = None) -> asyncio.Future[Any]:
             asked.append(one.loop.create_future())
             return asked[-1]
 
@@ -132,13 +133,18 @@ class TestAutoCreation:
         one.spin()
         assert only(one.ask(metadata.API, named("t"), 12)).error_code == ErrorCode.LEADER_NOT_AVAILABLE
         assert len(asked) == 2, "with the first answered the next request asks again"
-        asked[1].set_exception(OSError("nobody hears of it"))
+        asked[1].set_exception(OSError("nobody learns of it"))
         one.spin()
 
-    def test_the_transaction_topic_is_not_made(self, one: OneBroker) -> None:
+    def test_the_transaction_topic_is_made_with_its_own_settings(self, one: OneBroker) -> None:
         one.controller.script = one.create_as_asked
         answer = only(one.ask(metadata.API, named("__transaction_state"), 12))
-        assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and one.controller.submitted == []
+        assert answer.error_code == ErrorCode.NONE and answer.is_internal
+        (event,) = one.controller.submitted
+        assert isinstance(event, events.CreateTopics)
+        (topic,) = event.topics
+        assert (topic.name, topic.num_partitions) == ("__transaction_state", 50)
+        assert ("cleanup.policy", "compact") in topic.configs
 
     def test_names_that_cannot_be(self, one: OneBroker) -> None:
         for name in ("a b", "", "..", "x" * 250):
@@ -161,16 +167,16 @@ class TestAutoCreation:
         assert event.topics[0].num_partitions == 50 and ("cleanup.policy", "compact") in event.topics[0].configs
 
 
-def test_operations_are_told_only_when_asked_for(one: OneBroker) -> None:
+def test_operations_are_returned_only_on_request(one: OneBroker) -> None:
     one.update_metadata({"t": [0]})
     quiet = one.ask(metadata.API, named("t"), 8)
     assert quiet.cluster_authorized_operations == only(quiet).topic_authorized_operations == -(1 << 31)
-    told = one.ask(
+    reported = one.ask(
         metadata.API,
         named("t", include_cluster_authorized_operations=True, include_topic_authorized_operations=True),
         8,
     )
-    assert told.cluster_authorized_operations == 8096 and only(told).topic_authorized_operations == 3576
+    assert reported.cluster_authorized_operations == 8096 and only(reported).topic_authorized_operations == 3576
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -200,7 +206,7 @@ def test_api_versions_lists_what_is_declared(one: OneBroker, version: int) -> No
     assert one.last_context.client_software_name == expected
 
 
-def test_api_versions_wants_a_proper_software_name(one: OneBroker) -> None:
+def test_api_versions_requires_a_proper_software_name(one: OneBroker) -> None:
     for name, number in (("", "1"), ("a b", "1"), ("ok", "-1"), ("ok", "1 ")):
         request = ApiVersionsRequest(client_software_name=name, client_software_version=number)
         assert one.ask(api_versions.API, request, 3).error_code == ErrorCode.INVALID_REQUEST

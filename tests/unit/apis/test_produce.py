@@ -106,7 +106,7 @@ def test_a_broken_checksum_is_corrupt_and_stores_nothing(one: OneBroker) -> None
     assert conversion_histograms(one, "Produce") == [0, 0]
 
 
-def test_too_large_is_said_and_metered(one: OneBroker) -> None:
+def test_too_large_is_reported_and_metered(one: OneBroker) -> None:
     one.topic_configs["t"] = LogConfig(max_message_bytes=100)
     one.lead("t")
     answer = only(one.ask(produce.API, request(batch(b"x" * 200)), 9))
@@ -291,7 +291,7 @@ def test_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
         assert codes == {"t": [0, expected], "u": [0]}
 
 
-def test_a_failed_disk_is_told_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
+def test_a_failed_disk_is_reported_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
     one.lead("t")
     partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
     assert partition.log is not None
@@ -300,7 +300,7 @@ def test_a_failed_disk_is_told_to_old_clients_as_a_lost_leader(one: OneBroker) -
         assert only(one.ask(produce.API, request(batch(b"a"), acks=1), version)).error_code == code
 
 
-def test_a_broker_that_does_not_lead_says_who_does(one: OneBroker) -> None:
+def test_a_broker_that_does_not_lead_names_the_leader(one: OneBroker) -> None:
     one.leader_and_isr({"t": [0]}, leader=2, replicas=(1, 2), isr=(1, 2), topic_id=UUID(int=5))
     one.update_metadata({"t": [0]}, leader=2, leader_epoch=3, replicas=(1, 2), brokers=(1, 2), topic_id=UUID(int=5))
     response = one.ask(produce.API, request(batch(b"a")), 10)
@@ -403,7 +403,7 @@ def test_made_up_topic_names_leave_no_trace(one: OneBroker) -> None:
     assert one.broker.replicas.topic_stats.all_topics.total_produce_requests.count == 10
 
 
-def test_what_goes_in_is_metered(one: OneBroker) -> None:
+def test_incoming_records_are_metered(one: OneBroker) -> None:
     one.lead("t")
     records = batch(b"a", b"b")
     one.ask(produce.API, request(records), 9)

@@ -11,6 +11,7 @@ import pytest
 
 from klamm.apis import create_partitions, create_topics, delete_topics, fetch, metadata
 from klamm.apis.api_declaration import Api, at_once
+from klamm.apis.controller_parts import MOST
 from klamm.config.client_quotas import DEFAULT, QuotaEntity
 from klamm.controller import events
 from klamm.controller.replies import EventReply, TopicResult, TopicResults
@@ -179,7 +180,7 @@ class TestMutations:
         assert create(one, 5, "a", "b", partitions=6) == ([0, 0], 1000)
         assert create(one, 5, "c") == ([0], 2000)
 
-    def test_what_fails_or_is_only_checked_costs_nothing(self, one: OneBroker) -> None:
+    def test_a_request_that_fails_or_only_validates_costs_nothing(self, one: OneBroker) -> None:
         one.lead("exists", 50)
         assert create(one, 7, "no/name", "exists", partitions=11)[0] == [17, ErrorCode.TOPIC_ALREADY_EXISTS]
         assert create(one, 7, "a", partitions=100, dry=True) == ([0], 0)
@@ -212,6 +213,20 @@ class TestMutations:
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert [topic.error_code for topic in response.responses] == [0, unknown, error, 0]
         assert throttle_time_ms == (1000 if error else 2000)
+
+    def test_deletions_in_parts_are_settled_part_by_part(self, one: OneBroker) -> None:
+        """The second part meets another controller: only its topics are not charged."""
+        one.lead("first", 10)
+        one.lead("last", 2)
+        names = ["first", *(f"none-{number}" for number in range(MOST)), "last"]
+        answer = one.controller.script
+        one.controller.script = lambda event: answer(event) if len(one.controller.submitted) == 1 else None
+        response, _ = ask(one, delete_topics.API, DeleteTopicsRequest(topic_names=names, timeout_ms=1000), 5)
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        expected = [0, *[unknown] * (MOST - 1), *[ErrorCode.NOT_CONTROLLER] * 2]
+        assert [topic.error_code for topic in response.responses] == expected
+        one.controller.script = answer
+        assert create(one, 7, "a", "b", "c")[0] == [0, 0, EXCEEDED]
 
     def test_deletions_by_id(self, one: OneBroker) -> None:
         one.lead("a", 12)

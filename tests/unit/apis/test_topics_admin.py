@@ -20,6 +20,7 @@ from klamm.apis import (
     elect_leaders,
     list_partition_reassignments,
 )
+from klamm.apis.controller_parts import MOST
 from klamm.config.entries import ConfigSource
 from klamm.controller import events
 from klamm.controller.replies import (
@@ -66,6 +67,7 @@ from tests.support.one_broker import OneBroker
 
 TP = TopicPartition("t", 0)
 ID = UUID(int=5)
+UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def topic(name: str = "t", partitions: int = 2, replication: int = 1, **configs: str | None) -> CreatableTopic:
@@ -103,7 +105,7 @@ class TestCreateTopics:
             (events.CreatableTopic("t", 2, 1, (), (("retention.ms", "1000"),)),), validate_only=False
         )
 
-    def test_configurations_tell_where_they_come_from(self, tmp_path: Path) -> None:
+    def test_configurations_name_their_source(self, tmp_path: Path) -> None:
         one = OneBroker(tmp_path / "other", {"log.retention.hours": "2"})
         one.broker.configs.set_broker("1", {"log.segment.bytes": "1000000"})
         one.controller.script = one.create_as_asked
@@ -126,7 +128,7 @@ class TestCreateTopics:
         assert only(one.run(waiting)).error_code == 0 and one.broker.topic_purgatory.size == 0
 
     @pytest.mark.parametrize("timeout_ms", [0, 1])
-    def test_without_time_the_topic_is_made_and_7_is_said(self, one: OneBroker, timeout_ms: int) -> None:
+    def test_without_time_the_topic_is_created_and_the_error_is_7(self, one: OneBroker, timeout_ms: int) -> None:
         one.controller.script = lambda event: TopicResults((TopicResult("t", num_partitions=1),))
         result = only(one.ask(create_topics.API, create(topic(), timeout_ms=timeout_ms), 7))
         assert result.error_code == ErrorCode.REQUEST_TIMED_OUT
@@ -246,6 +248,49 @@ class TestDeleteTopics:
         response = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6)
         assert [(r.name, r.error_code) for r in response.responses] == [("t", 0), ("t", 0)]
         assert one.controller.submitted[-1] == events.DeleteTopics(("t",), ())
+
+    def test_the_controller_is_asked_for_very_many_topics_in_parts(self, one: OneBroker) -> None:
+        names = [f"t{number}" for number in range(2 * MOST + 1)]
+
+        def script(event: events.ControllerEvent) -> EventReply | None:
+            assert isinstance(event, events.DeleteTopics)
+            return TopicResults(tuple(TopicResult(name, UNKNOWN, message=name) for name in event.names))
+
+        one.controller.script = script
+        request = DeleteTopicsRequest(topic_names=[*names, "t0"], timeout_ms=1000)
+        response = one.ask(delete_topics.API, request, 5)
+        assert [(r.name, r.error_code) for r in response.responses] == [(name, UNKNOWN) for name in [*names, "t0"]]
+        assert all(r.error_message == r.name for r in response.responses)
+        parts = [names[:MOST], names[MOST : 2 * MOST], names[2 * MOST :]]
+        assert one.controller.submitted == [events.DeleteTopics(tuple(part), ()) for part in parts]
+
+    def test_a_controller_that_is_replaced_between_two_parts(self, one: OneBroker) -> None:
+        """The first part was carried out. A client retries the others."""
+        accepted = tuple(TopicResult(f"t{number}", UNKNOWN if number else ErrorCode.NONE) for number in range(MOST))
+        replies = [TopicResults(accepted)]
+        one.controller.script = lambda event: replies.pop() if replies else None
+        one.lead("t0")
+        names = [f"t{number}" for number in range(3 * MOST)]
+        request = DeleteTopicsRequest(topic_names=names, timeout_ms=30_000)
+        waiting = one.begin(delete_topics.API, request, 5)
+        while not waiting.done() and one.broker.topic_purgatory.size == 0:
+            one.spin()
+        assert not waiting.done(), "the first topic still exists"
+        one.update_metadata({"t0": [0]}, leader=-2)
+        response = one.run(waiting)
+        assert [r.name for r in response.responses] == names
+        expected = [0, *[UNKNOWN] * (MOST - 1), *[ErrorCode.NOT_CONTROLLER] * 2 * MOST]
+        assert [r.error_code for r in response.responses] == expected
+        assert len(one.controller.submitted) == 2, "the third part is not asked for"
+
+    def test_a_replaced_controller_and_topics_that_are_named_by_id(self, one: OneBroker) -> None:
+        replies = [TopicResults(tuple(TopicResult("", ErrorCode.UNKNOWN_TOPIC_ID) for _ in range(MOST)))]
+        one.controller.script = lambda event: replies.pop() if replies else None
+        topics = [DeleteTopicState(topic_id=UUID(int=number + 1)) for number in range(MOST + 1)]
+        response = one.ask(delete_topics.API, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6)
+        assert [r.topic_id for r in response.responses] == [topic.topic_id for topic in topics]
+        expected = [ErrorCode.UNKNOWN_TOPIC_ID] * MOST + [ErrorCode.NOT_CONTROLLER]
+        assert [r.error_code for r in response.responses] == expected
 
     def test_it_waits_until_the_topic_is_gone(self, one: OneBroker) -> None:
         one.lead("t", 2)
@@ -408,8 +453,30 @@ class TestElectLeaders:
         one.lead("t")
         one.controller.is_active = is_active
         answer = one.ask(elect_leaders.API, ElectLeadersRequest(topic_partitions=asked), 2)
-        told = [(r.topic, p.error_code) for r in answer.replica_election_results for p in r.partition_result]
-        assert (answer.error_code, told) == (0, [("t", ErrorCode.NOT_CONTROLLER)])
+        reported = [(r.topic, p.error_code) for r in answer.replica_election_results for p in r.partition_result]
+        assert (answer.error_code, reported) == (0, [("t", ErrorCode.NOT_CONTROLLER)])
+
+
+def test_very_many_reassignments_are_asked_for_in_parts(one: OneBroker) -> None:
+    def script(event: events.ControllerEvent) -> EventReply | None:
+        assert isinstance(event, events.ApiPartitionReassignment)
+        if len(one.controller.submitted) > 3:
+            return None
+        return PartitionResults(tuple(PartitionResult(tp) for tp, _ in event.reassignments))
+
+    one.controller.script = script
+    indexes = range(2 * MOST)
+    partitions = [ReassignablePartition(partition_index=index, replicas=[1]) for index in indexes]
+    topics = [ReassignableTopic(name=name, partitions=partitions) for name in ("t", "u")]
+    response = one.ask(alter_partition_reassignments.API, AlterPartitionReassignmentsRequest(topics=topics[:1]), 0)
+    assert response.error_code == 0 and len(one.controller.submitted) == 2
+    assert [p.partition_index for p in response.responses[0].partitions] == list(indexes)
+    one.controller.submitted.clear()
+    response = one.ask(alter_partition_reassignments.API, AlterPartitionReassignmentsRequest(topics=topics), 0)
+    assert response.error_code == ErrorCode.NONE, "three parts were carried out; the fourth met another controller"
+    reported = [p.error_code for answered in response.responses for p in answered.partitions]
+    assert reported == [ErrorCode.NONE] * 3 * MOST + [ErrorCode.NOT_CONTROLLER] * MOST
+    assert [[p.partition_index for p in answered.partitions] for answered in response.responses] == [[*indexes]] * 2
 
 
 def test_reassignments(one: OneBroker) -> None:

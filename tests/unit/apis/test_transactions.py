@@ -18,10 +18,16 @@ from klamm.apis import (
     list_transactions,
 )
 from klamm.controller.events import CreateTopics
-from klamm.coordinator.shell import create_group_coordinator
+from klamm.coordinator.broker_adapters import create_group_coordinator
 from klamm.coordinator.transaction.transaction_feature import FinalizedLevel
 from klamm.errors import ErrorCode
-from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition, TransactionVersion
+from klamm.model import (
+    CONTROL_LOG_TOPIC,
+    GROUP_METADATA_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    TransactionVersion,
+)
 from klamm.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from klamm.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -130,6 +136,18 @@ def test_one_unknown_partition_refuses_all(one: OneBroker) -> None:
         TopicPartition("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         TopicPartition("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
+    assert describe(one).transaction_state == "Empty"
+
+
+def test_clients_cannot_add_the_topics_of_brokers(one: OneBroker) -> None:
+    """Markers would be written there."""
+    who = producer(one)
+    one.lead(CONTROL_LOG_TOPIC)
+    for name in (TRANSACTION_STATE_TOPIC, CONTROL_LOG_TOPIC):
+        assert add(one, who, 3, [*topics(0), *topics(0, name=name)]) == {
+            TopicPartition("t", 0): ErrorCode.OPERATION_NOT_ATTEMPTED,
+            TopicPartition(name, 0): ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        }
     assert describe(one).transaction_state == "Empty"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from klamm.cli.activity import totals
+from klamm.cli.broker_resources import BrokerResources, resources
 from klamm.cli.cluster_metadata import compare
 from klamm.cli.output import json_rows
 from klamm.cli.request_activity import count, request_activities
@@ -22,6 +23,25 @@ def test_values_are_added_over_tags_but_not_over_topics() -> None:
         "kafka_server_brokertopicmetrics_bytesin_total": 100.0,
         "kafka_network_requestmetrics_requests_total": 7.0,
     }
+
+
+def test_resources_are_those_of_the_fullest_disk() -> None:
+    found = resources(
+        {
+            "klamm_server_process_residentbytes": 5e7,
+            'klamm_log_logmanager_disktotalbytes{logDirectory="/a"}': 1000.0,
+            'klamm_log_logmanager_diskusablebytes{logDirectory="/a"}': 900.0,
+            'klamm_log_logmanager_disktotalbytes{logDirectory="/b \\"c\\""}': 500.0,
+            'klamm_log_logmanager_diskusablebytes{logDirectory="/b \\"c\\""}': 50.0,
+            'klamm_log_logmanager_disktotalbytes{logDirectory="/gone"}': -1.0,
+            'klamm_log_logmanager_diskusablebytes{logDirectory="/gone"}': -1.0,
+            'klamm_server_eventloop_idlepercent{loop="broker"}': 0.75,
+            'klamm_server_eventloop_idlepercent{loop="control"}': 0.5,
+        }
+    )
+    assert (found.memory_bytes, found.disk_total, found.disk_usable) == (50_000_000, 500, 50)
+    assert found.loop_idle == {"broker": 0.75, "control": 0.5} and found.loop_lag_max_ms == {}
+    assert resources({}) == BrokerResources()
 
 
 @pytest.mark.parametrize(

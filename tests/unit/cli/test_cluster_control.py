@@ -10,9 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
+from klamm.config.entries import ConfigSource
 from klamm.errors import ErrorCode
 from klamm.local.ports import ReservedPort
-from klamm.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
+from klamm.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
 from klamm.protocol.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
@@ -29,6 +36,9 @@ from klamm.protocol.wire import Message
 from tests.support.scripted_broker import scripted_broker, view
 
 MOVING = OngoingPartitionReassignment(partition_index=0, replicas=(2, 1), adding_replicas=(2,), removing_replicas=(1,))
+BROKER = 4
+OFFSETS_FACTOR = "offsets.topic.replication.factor"
+TRANSACTION_FACTOR = "transaction.state.log.replication.factor"
 
 
 class Script:
@@ -41,14 +51,16 @@ class Script:
         self.is_controller = self.has_voice = True
         self.zookeeper = ErrorCode.NONE
         self.asked: list[Message] = []
+        self.configs: dict[str, tuple[str, ConfigSource]] = {}
+        self.topics: dict[str, tuple[int, ...]] = {"t": (2, 1)}
 
     def __call__(self, request: Message) -> Message | None:
         self.asked.append(request)
         match request:
             case MetadataRequest():
-                return view({1: self.address} | self.others, self.controller, {"t": (2, 1)}, isr=(1,))
+                return view({1: self.address} | self.others, self.controller, self.topics, isr=(1,))
             case DescribeConfigsRequest():
-                return DescribeConfigsResponse(results=[])
+                return DescribeConfigsResponse(results=[self._described(each) for each in request.resources])
             case IncrementalAlterConfigsRequest():
                 assert request.validate_only and not request.resources[0].configs
                 done = AlterConfigsResourceResponse(
@@ -61,6 +73,23 @@ class Script:
                 return ListPartitionReassignmentsResponse(error_code=code, error_message=None, topics=topics)
             case _:
                 return None
+
+    def _described(self, asked: DescribeConfigsResource) -> DescribeConfigsResult:
+        keys = self.configs.keys() & set(asked.configuration_keys or ()) if asked.resource_type == BROKER else ()
+        configs = [
+            DescribeConfigsResourceResult(
+                name=key, value=value, read_only=False, is_sensitive=False, config_source=source
+            )
+            for key, (value, source) in self.configs.items()
+            if key in keys
+        ]
+        return DescribeConfigsResult(
+            error_code=0,
+            error_message=None,
+            resource_type=asked.resource_type,
+            resource_name=asked.resource_name,
+            configs=configs,
+        )
 
     def status(self, *options: str, code: int) -> Any:
         arguments = ["cluster", "status", "--timeout", "60", "-b", f"{self.address[0]}:{self.address[1]}"]
@@ -91,8 +120,37 @@ def test_brokers_without_metrics_are_named(broker: Script) -> None:
     other = Script()
     with scripted_broker(other) as other.address:
         broker.others = {2: other.address}
-        told = broker.status(code=0).stderr
-    assert "No metrics of brokers 1, 2: damaged logs and replicas of another topic are not shown." in told
+        reported = broker.status(code=0).stderr
+    assert "No metrics of brokers 1, 2: damaged logs and replicas of another topic are not shown." in reported
+
+
+def test_internal_topics_that_cannot_be_created(broker: Script) -> None:
+    static = ConfigSource.STATIC_BROKER_CONFIG
+    broker.configs = {OFFSETS_FACTOR: ("3", ConfigSource.DEFAULT_CONFIG), TRANSACTION_FACTOR: ("2", static)}
+    problems = json.loads(broker.status("--json", code=0).stdout)["problems"]
+    remedy = "Start more brokers, or set a smaller factor."
+    assert problems == [
+        "__consumer_offsets cannot be created, so there are no consumer groups: "
+        f"offsets.topic.replication.factor is 3, live brokers: 1. {remedy}",
+        "__transaction_state cannot be created, so there are no transactions: "
+        f"transaction.state.log.replication.factor is 2, live brokers: 1. {remedy}",
+    ]
+    assert all(problem in broker.status(code=0).stdout for problem in problems)
+
+
+def test_internal_topics_that_exist_or_can_be_created(broker: Script) -> None:
+    """A factor of transactions that is not set is lowered to the number of brokers."""
+    static = ConfigSource.STATIC_BROKER_CONFIG
+    for configs, topics in (
+        ({OFFSETS_FACTOR: ("1", static), TRANSACTION_FACTOR: ("1", static)}, ["t"]),
+        ({OFFSETS_FACTOR: ("1", static), TRANSACTION_FACTOR: ("3", ConfigSource.DEFAULT_CONFIG)}, ["t"]),
+        (
+            {OFFSETS_FACTOR: ("3", static), TRANSACTION_FACTOR: ("3", static)},
+            ["t", "__consumer_offsets", "__transaction_state"],
+        ),
+    ):
+        broker.configs, broker.topics = configs, {name: (2, 1) for name in topics}
+        assert json.loads(broker.status("--json", code=0).stdout)["problems"] == []
 
 
 def test_a_controller_that_is_dead(broker: Script) -> None:
@@ -103,7 +161,7 @@ def test_a_controller_that_is_dead(broker: Script) -> None:
     assert "ZooKeeper   answers\n" in text, "another broker is asked"
 
 
-def test_a_controller_that_is_none_of_the_brokers(broker: Script) -> None:
+def test_a_controller_that_is_not_one_of_the_brokers(broker: Script) -> None:
     broker.controller = 2
     assert "Controller  broker 2, which is not alive (" in broker.status(code=4).stdout
 
@@ -113,7 +171,7 @@ def test_a_controller_that_answers_nothing_but_metadata(broker: Script) -> None:
     assert "Controller  broker 1, which does not answer (" in broker.status(code=4).stdout
 
 
-def test_a_controller_that_is_none_any_more(broker: Script) -> None:
+def test_a_controller_that_has_lost_the_role(broker: Script) -> None:
     broker.is_controller = False
     text = broker.status(code=4).stdout
     assert "Controller  broker 1, which reports that it is not the controller (" in text

@@ -17,7 +17,7 @@ from klamm.cli.cluster_partitions import MissingBroker, ask_min_isrs, missing_br
 from klamm.cli.topic import under_replicated_partitions
 from klamm.errors import ErrorCode, KlammError
 from klamm.model import TopicPartition
-from klamm.protocol.frames import decode_request_header, encode_response_frame
+from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResourceResult,
@@ -31,6 +31,7 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from klamm.protocol.wire import decode
+from tests.support.frames import encode_response_frame
 
 
 def topic(name: str, *partitions: tuple[int, tuple[int, ...], tuple[int, ...], ErrorCode]) -> MetadataResponseTopic:
@@ -72,7 +73,7 @@ def test_the_worst_comes_first() -> None:
     ]
 
 
-def test_a_topic_whose_min_isr_nobody_told() -> None:
+def test_a_topic_with_an_unknown_min_isr() -> None:
     assert ("b-1", ["under-replicated"]) in states({})
 
 
@@ -125,7 +126,7 @@ def test_klamm_topic_describe_does_not_miss_them_either() -> None:
     assert [partition.id for partition in found] == [1]
 
 
-def test_who_is_missed() -> None:
+def test_missing_brokers_are_counted() -> None:
     assert missing_brokers(VIEW) == [MissingBroker(3, 2), MissingBroker(4, 1)]
 
 
@@ -180,15 +181,15 @@ def test_many_topics_are_asked_for_over_one_connection(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
         (pack(">iib", 5, -7, 0), "127.0.0.1:{port} does not speak Kafka's protocol: response -7 arrived, expected 0."),
         (pack(">ih", 2, 0), "127.0.0.1:{port} does not speak Kafka's protocol: "),
     ],
 )
-def test_an_answer_that_is_none_is_told_in_a_sentence(said: bytes, told: str) -> None:
+def test_an_invalid_answer_is_reported_in_a_sentence(said: bytes, reported: str) -> None:
     with broker_that_says(lambda _: said) as (address, _):
         for ask in (lambda: ask_min_isrs(address, "a", 60.0), lambda: look([address], {}, 60.0)):
             with pytest.raises(KlammError) as raised:
                 ask()
-            assert str(raised.value).startswith(told.format(port=address[1]))
+            assert str(raised.value).startswith(reported.format(port=address[1]))

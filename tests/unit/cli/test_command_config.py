@@ -11,6 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
+from klamm.cli.client import no_such_topic
 from klamm.cli.command_config import CommandConfig, current
 from klamm.errors import ConfigError, KlammError
 from klamm.model import SecurityProtocol
@@ -35,6 +36,16 @@ def test_every_command_that_connects_has_the_option() -> None:
     connecting = {name for name, names in options.items() if "bootstrap_server" in names}
     assert len(connecting) > 20
     assert {name for name, names in options.items() if "command_config" in names} == connecting
+
+
+def test_every_command_accepts_both_names_of_the_brokers() -> None:
+    """Kafka's tools have `--bootstrap-server`; its clients' setting, and some tools, have the plural."""
+    for name, command in commands(typer.main.get_command(app)).items():
+        for param in command.params:
+            if param.name == "bootstrap_server":
+                assert list(param.opts) == ["--bootstrap-server", "--bootstrap-servers", "-b"], name
+    run = CliRunner().invoke(app, ["quota", "list", "--bootstrap-servers", "localhost:1"])
+    assert "No broker answers at localhost:1." in str(run.exception)
 
 
 def test_kafkas_keys_become_librdkafkas(tmp_path: Path) -> None:
@@ -98,6 +109,38 @@ def test_the_file_of_one_command_does_not_stay(tmp_path: Path) -> None:
     assert "NONSENSE" in str(again.exception)
     assert "KLAMM_COMMAND_CONFIG" not in os.environ
     assert not current.properties
+
+
+def test_the_file_names_the_brokers_unless_the_option_does(tmp_path: Path) -> None:
+    """The brokers and the credentials of a file belong together, so the environment does not override them."""
+    path = tmp_path / "client.properties"
+    path.write_text("bootstrap.servers=localhost:2\n")
+
+    def asked(*options: str, **env: str) -> str:
+        command = ["quota", "list", *options]
+        return str(CliRunner().invoke(app, command, env={"KLAMM_BOOTSTRAP_SERVERS": None, **env}).exception)
+
+    file = ("--command-config", str(path))
+    assert asked(*file).startswith("No broker answers at localhost:2.")
+    assert asked(KLAMM_COMMAND_CONFIG=str(path)).startswith("No broker answers at localhost:2.")
+    assert asked(*file, KLAMM_BOOTSTRAP_SERVERS="localhost:3").startswith("No broker answers at localhost:2.")
+    assert asked(*file, "--bootstrap-server", "localhost:1").startswith("No broker answers at localhost:1.")
+    assert asked("-b", "localhost:1", *file).startswith("No broker answers at localhost:1.")
+    path.write_text("security.protocol=PLAINTEXT\n")
+    assert asked(*file, KLAMM_BOOTSTRAP_SERVERS="localhost:3").startswith("No broker answers at localhost:3.")
+
+
+def test_a_missing_topic_may_be_a_missing_right(tmp_path: Path) -> None:
+    """Kafka hides topics that a user may not describe."""
+    assert no_such_topic("a", "b") == "There is no topic a, b."
+    (tmp_path / "client.properties").write_text("security.protocol=SASL_PLAINTEXT\n")
+    current.use(tmp_path / "client.properties")
+    try:
+        sentence = no_such_topic("orders")
+    finally:
+        current.forget()
+    assert sentence.startswith("There is no topic orders, or the user may not describe it. ")
+    assert "klamm acl add --topic orders" in sentence
 
 
 def test_a_file_that_others_may_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,7 @@ from klamm.cli.output import Failure
 from klamm.cli.up import DirectoryLock
 from klamm.local.ports import ReservedPort
 from klamm.protocol.record_batch import Record, build_batch
-
-
-def klamm(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "klamm.cli.main", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=100)
+from tests.support.forked_command import run_klamm as klamm
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,7 @@ def test_a_wrong_setting_of_up(tmp_path: Path) -> None:
     assert done.stderr == "Error: --config: num.partitions cannot be 'none': expected a whole number of 32 bits.\n"
 
 
-def test_whose_configuration() -> None:
+def test_config_describe_requires_exactly_one_resource() -> None:
     done = klamm("config", "describe")
     assert done.returncode == 1 and "exactly one of --topic NAME, --broker ID, --broker-defaults" in done.stderr
 
@@ -144,7 +140,7 @@ def test_a_wrong_topic_name(name: str) -> None:
         (["topic", "delete", "t", ""], "A topic's name cannot be empty."),
     ],
 )
-def test_what_cannot_be_empty(arguments: list[str], said: str) -> None:
+def test_arguments_that_cannot_be_empty(arguments: list[str], said: str) -> None:
     done = klamm(*arguments)
     assert (done.returncode, done.stderr) == (1, f"Error: {said}\n")
 
@@ -194,7 +190,7 @@ def test_doctor_findings(tmp_path: Path) -> None:
     assert check_disk(tmp_path / "not" / "there").state in (State.OK, State.WARNING)
 
 
-def test_doctor_tells_of_a_directory_that_is_in_use(tmp_path: Path) -> None:
+def test_doctor_reports_a_directory_that_is_in_use(tmp_path: Path) -> None:
     assert check_data_dir(tmp_path / "new").state is State.OK and not (tmp_path / "new").exists()
     with DirectoryLock(tmp_path):
         finding = check_data_dir(tmp_path)
@@ -203,7 +199,7 @@ def test_doctor_tells_of_a_directory_that_is_in_use(tmp_path: Path) -> None:
     assert check_data_dir(tmp_path).state is State.OK
 
 
-def test_doctor_tells_of_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_doctor_reports_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert check_disk(tmp_path / "file" / "data").found == f"{tmp_path / 'file'} is not a directory"
     kernel = Path("/proc/self")
@@ -225,6 +221,23 @@ def test_log_dump(tmp_path: Path) -> None:
         "| offset: 0 timestamp: 1700 key: k value: v",
         "| offset: 1 timestamp: 1701 key: null value: null",
     ]
+
+
+def test_log_dump_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "00000000000000000000.log"
+    first = build_batch([Record(0, 1700, b"k", b"v", [("h", b"\xff"), ("n", None)])])
+    path.write_bytes(bytes(first) + bytes(build_batch([Record(1, 1701, None, b"")], base_offset=1)))
+    done = klamm("log", "dump", str(path), "--json", "--records")
+    assert done.returncode == 0, done.stderr
+    one, two = map(json.loads, done.stdout.splitlines())
+    assert (one["base_offset"], one["count"], one["is_valid"], one["compression"]) == (0, 1, True, "none")
+    assert one["records"] == [
+        {"offset": 0, "timestamp": 1700, "key": "k", "value": "v", "headers": [["h", "\\xff"], ["n", None]]}
+    ]
+    assert (two["position"], two["base_offset"]) == (one["size"], 1)
+    assert (two["records"][0]["key"], two["records"][0]["value"]) == (None, "")
+    done = klamm("log", "dump", str(path), "--json")
+    assert "records" not in json.loads(done.stdout.splitlines()[0])
 
 
 def test_log_dump_names_the_damage(tmp_path: Path) -> None:

@@ -22,9 +22,7 @@ class Admin:
         return found
 
 
-def test_an_end_that_nobody_tells_is_a_dash(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_end_is_a_dash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     partitions = [("orders", 0), ("orders", 1)]
     monkeypatch.setattr(group, "_committed", lambda admin, name: dict.fromkeys(partitions, 0))
     monkeypatch.setattr(group, "_all_partitions", lambda admin, servers, used: partitions)

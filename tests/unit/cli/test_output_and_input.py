@@ -19,6 +19,12 @@ def test_columns_are_aligned_and_numbers_stand_right(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "GROUP    LAG\na          5\nlonger  1000\nb          -\n"
 
 
+def test_a_name_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Clients choose the ids of groups and of transactions."""
+    table(("GROUP",), [("a\x1b[2J\nGROUP",)])
+    assert capsys.readouterr().out == "GROUP\na\\x1b[2J\\nGROUP\n"
+
+
 def test_an_empty_table_is_its_head(capsys: pytest.CaptureFixture[str]) -> None:
     table(("Topic", "Partition"), [])
     assert capsys.readouterr().out == "Topic  Partition\n"

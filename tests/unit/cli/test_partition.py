@@ -17,7 +17,7 @@ SAY_WHAT = "Pass --topic, --partition and --replicas, or --file, or --list, or -
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ("reassign", SAY_WHAT),
         ("reassign --topic t --partition 0", SAY_WHAT),
@@ -40,10 +40,10 @@ SAY_WHAT = "Pass --topic, --partition and --replicas, or --file, or --list, or -
         ("elect --preferred --topic t --all-topics", "Pass either --topic or --all-topics, not both."),
     ],
 )
-def test_what_is_refused(options: str, told: str) -> None:
+def test_refused_arguments(options: str, reported: str) -> None:
     done = CliRunner().invoke(app, ["partition", *options.split()])
     assert done.exit_code == 1 and isinstance(done.exception, Failure)
-    assert str(done.exception) == told
+    assert str(done.exception) == reported
 
 
 def test_kafkas_file(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_directories_in_kafkas_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", ' is empty: expected {"version": 1, '),
         (" \n", ' is empty: expected {"version": 1, '),
@@ -94,15 +94,15 @@ def test_directories_in_kafkas_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_is_not_kafkas(text: str, told: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_kafkas(text: str, reported: str, tmp_path: Path) -> None:
     path = tmp_path / "moves.json"
     path.write_text(text)
     with pytest.raises(Failure) as failed:
         read_targets(path)
-    assert str(failed.value).startswith(str(path)) and told in str(failed.value)
+    assert str(failed.value).startswith(str(path)) and reported in str(failed.value)
 
 
-def test_nobody_answers() -> None:
+def test_no_broker_answers() -> None:
     done = CliRunner().invoke(app, ["partition", "reassign", "--list", "-b", "127.0.0.1:1"])
     assert done.exit_code == 1
     assert str(done.exception).startswith("No broker answers at 127.0.0.1:1.")
@@ -115,7 +115,7 @@ def test_reasons() -> None:
     assert reason(32_000, None) == "error 32000."
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "moves.json"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(Failure) as failed:

@@ -113,7 +113,7 @@ def elected(code: ErrorCode) -> ElectLeadersResponse:
     )
 
 
-def test_a_broker_that_hears_late_of_the_end_is_asked_again(broker: Script, pauses: list[float]) -> None:
+def test_a_broker_that_learns_late_of_the_end_is_asked_again(broker: Script, pauses: list[float]) -> None:
     broker.say(AlterPartitionReassignmentsRequest, altered())
     broker.say(ListPartitionReassignmentsRequest, listed())
     broker.replicas = [(1,), (2, 1), (2,)]
@@ -121,20 +121,20 @@ def test_a_broker_that_hears_late_of_the_end_is_asked_again(broker: Script, paus
     assert len(pauses) == 2
 
 
-def test_a_move_that_was_seen_and_taken_back_is_told_at_once(broker: Script, pauses: list[float]) -> None:
+def test_a_move_that_was_seen_and_cancelled_is_reported_at_once(broker: Script, pauses: list[float]) -> None:
     broker.say(AlterPartitionReassignmentsRequest, altered())
     broker.say(ListPartitionReassignmentsRequest, listed(Move([2, 1], [2], [1])), listed())
     broker.replicas = [(2, 1), (1,)]
-    told = str(broker.klamm(*MOVE, "--wait", code=1).exception)
-    assert told == "Another client cancelled or replaced moves: t-0 is on 1 and not on 2."
+    reported = str(broker.klamm(*MOVE, "--wait", code=1).exception)
+    assert reported == "Another client cancelled or replaced moves: t-0 is on 1 and not on 2."
     assert len(pauses) == 1
 
 
-def test_a_move_that_was_replaced_is_told_at_once(broker: Script, pauses: list[float]) -> None:
+def test_a_move_that_was_replaced_is_reported_at_once(broker: Script, pauses: list[float]) -> None:
     broker.say(AlterPartitionReassignmentsRequest, altered())
     broker.say(ListPartitionReassignmentsRequest, listed(Move([3, 1], [3], [1])))
-    told = str(broker.klamm(*MOVE, "--wait", code=1).exception)
-    assert told == "Another client cancelled or replaced moves: t-0 goes to 3 and not to 2."
+    reported = str(broker.klamm(*MOVE, "--wait", code=1).exception)
+    assert reported == "Another client cancelled or replaced moves: t-0 goes to 3 and not to 2."
     assert not pauses
 
 
@@ -143,8 +143,8 @@ def test_the_timeout_bounds_the_search_for_a_controller(
     broker: Script, pauses: list[float], command: tuple[str, ...]
 ) -> None:
     broker.controllers = [-1]
-    told = str(broker.klamm(*command, "--timeout", "0", code=1).exception)
-    assert " has no controller that answers (looked for 0 s); `klamm cluster status` tells more." in told
+    reported = str(broker.klamm(*command, "--timeout", "0", code=1).exception)
+    assert " has no controller that answers (looked for 0 s); `klamm cluster status` shows more." in reported
     assert not pauses
 
 
@@ -156,21 +156,21 @@ def test_the_timeout_bounds_the_search_for_a_controller(
         (("reassign", "--list"), ListPartitionReassignmentsRequest, False),
     ],
 )
-def test_what_was_sent_may_still_happen(
+def test_a_request_that_was_sent_may_still_take_effect(
     broker: Script, command: tuple[str, ...], request_class: type[Message], may_happen: bool
 ) -> None:
     broker.say(request_class, None)
-    told = str(broker.klamm(*command, "--timeout", "0", code=1).exception)
-    assert " has no controller that answers" in told
-    assert told.endswith("so it may still take effect.") is may_happen
+    reported = str(broker.klamm(*command, "--timeout", "0", code=1).exception)
+    assert " has no controller that answers" in reported
+    assert reported.endswith("so it may still take effect.") is may_happen
 
 
 def test_a_search_is_not_silent(broker: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "_SILENT_S", 0.0)
     broker.controllers = [-1, -1, 1]
     broker.say(ListPartitionReassignmentsRequest, listed())
-    told = broker.klamm("reassign", "--list").stderr
-    assert told == "No controller answers yet; looking for one for 30 s.\nNothing is being moved.\n"
+    reported = broker.klamm("reassign", "--list").stderr
+    assert reported == "No controller answers yet; looking for one for 30 s.\nNothing is being moved.\n"
 
 
 def test_a_cancel_whose_answer_was_lost_is_not_refused(broker: Script) -> None:
@@ -182,8 +182,8 @@ def test_a_cancel_whose_answer_was_lost_is_not_refused(broker: Script) -> None:
 def test_a_cancel_of_nothing_is_refused(broker: Script) -> None:
     broker.say(ListPartitionReassignmentsRequest, listed())
     broker.say(AlterPartitionReassignmentsRequest, altered(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS))
-    told = broker.klamm(*CANCEL, code=1).stderr
-    assert told == "Partition t-0 is left where it is: NO_REASSIGNMENT_IN_PROGRESS.\n"
+    reported = broker.klamm(*CANCEL, code=1).stderr
+    assert reported == "Partition t-0 is left where it is: NO_REASSIGNMENT_IN_PROGRESS.\n"
 
 
 def test_a_cancel_says_where_to_and_that_the_order_may_be_another(broker: Script) -> None:

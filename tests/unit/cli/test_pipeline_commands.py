@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
 from klamm.cli.pipeline import missing_topic, reset, status
 from klamm.errors import KlammError
 from klamm.spark.pipeline.load_file import load
@@ -20,7 +24,7 @@ from klamm.spark.pipeline.state import RunFile, runs
 PIPELINE = "name: p\ncheckpoint: {base}/ck\nsources: {{t: {{format: raw}}}}\nsinks: {{s: {{from: t, topic: out}}}}\n"
 
 
-def test_reset_of_what_never_ran_says_so(
+def test_reset_of_a_pipeline_that_never_ran_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
@@ -30,7 +34,7 @@ def test_reset_of_what_never_ran_says_so(
     assert capsys.readouterr().out == f"There is nothing to reset: p has no checkpoint in {tmp_path}/ck.\n"
 
 
-def test_a_pipeline_that_starts_is_told_as_such_and_leaves_the_list_when_it_is_reset(
+def test_a_pipeline_that_starts_is_listed_as_such_and_leaves_the_list_when_it_is_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
@@ -48,8 +52,12 @@ def test_a_pipeline_that_starts_is_told_as_such_and_leaves_the_list_when_it_is_r
         run_pipeline(load(file), RunOptions("127.0.0.1:1", Trigger(), session=session, log="spark.log"))
     assert f" {os.getpid()} " in shown[0] and " s     starting " in shown[0]
     status()
-    told = capsys.readouterr()
-    assert " s     failed " in told.out and "p, s: Spark did not start." in told.err and "spark.log" in told.err
+    reported = capsys.readouterr()
+    assert (
+        " s     failed " in reported.out
+        and "p, s: Spark did not start." in reported.err
+        and "spark.log" in reported.err
+    )
     (tmp_path / "ck" / "s").mkdir()
     reset(file, [], yes=True)
     status()
@@ -69,10 +77,29 @@ def test_status_says_that_a_checkpoint_is_gone(
     assert capsys.readouterr().err == ""
     (tmp_path / "ck").rename(tmp_path / "moved")
     status()
-    told = capsys.readouterr()
-    assert " finished " in told.out and f"p: the checkpoint {tmp_path}/ck is no longer there." in told.err
+    reported = capsys.readouterr()
+    assert " finished " in reported.out and f"p: the checkpoint {tmp_path}/ck is no longer there." in reported.err
 
 
 def test_a_topic_that_is_missing_can_be_made() -> None:
     assert missing_topic("ordrs", ["orders"]) == " Did you mean 'orders'? `klamm topic create ordrs` makes it."
     assert missing_topic("out", ["orders"]) == " `klamm topic create out` makes it."
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        *[(command, "yaml") for command in ("status", "stop p", "validate {}", "run {}", "reset {}")],
+        *[(command, "pyspark") for command in ("validate {}", "run {}", "reset {}")],
+    ],
+)
+def test_without_the_extra_a_command_names_it(
+    command: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    file = tmp_path / "p.yaml"
+    file.write_text(PIPELINE.format(base=tmp_path))
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = CliRunner().invoke(app, ["pipeline", *shlex.split(command.format(shlex.quote(str(file))))])
+    assert isinstance(done.exception, SystemExit | KlammError), done.exception
+    assert "pip install 'klamm[spark]'" in f"{done.output}{done.exception}"

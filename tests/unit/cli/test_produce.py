@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from klamm.cli import produce
 from klamm.cli.output import Failure
+from klamm.cli.progress_line import ProgressLine
 
 
 class FatalProducer:
@@ -53,7 +54,7 @@ def target() -> produce._Target:
 
 
 def test_a_fatal_error_of_the_producer_is_one_sentence() -> None:
-    sender = produce._Sender(FatalProducer(), target(), [], 1000)
+    sender = produce._Sender(FatalProducer(), target(), [], 1000, ProgressLine())
     with pytest.raises(Failure) as raised:
         sender.send(1, None, b"v")
     assert str(raised.value) == (
@@ -62,11 +63,13 @@ def test_a_fatal_error_of_the_producer_is_one_sentence() -> None:
     )
 
 
-def test_a_long_wait_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_wait_reports_the_missing_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(produce, "_SILENT_S", 0.0)
-    sender = produce._Sender(SilentProducer(), target(), [], 1000)
+    sender = produce._Sender(SilentProducer(), target(), [], 1000, ProgressLine())
     sender.send(1, None, b"v")
     sender.finish()
-    told = capsys.readouterr().err
-    assert told.startswith("Waiting for the confirmation of 1 record: No broker answers at 127.0.0.1:1.")
-    assert told.endswith("1 record to orders.\n")
+    reported = capsys.readouterr().err
+    assert reported.startswith("Waiting for the confirmation of 1 record: No broker answers at 127.0.0.1:1.")
+    assert reported.endswith("1 record to orders.\n")

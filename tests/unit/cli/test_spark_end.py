@@ -51,9 +51,9 @@ def test_the_end_of_the_jvm_is_one_sentence(
     monkeypatch.setattr(module, "_started", lambda *args: None)
     with pytest.raises(Failure) as caught, spark_session("local", "test", {}):
         raise error
-    told = str(caught.value)
-    assert told.startswith("Spark's JVM (process ") and told.endswith(f"Spark's log is {tmp_path}/spark.log.")
-    assert f") was ended by SIGKILL, perhaps because memory ran out.{advice} " in told
+    reported = str(caught.value)
+    assert reported.startswith("Spark's JVM (process ") and reported.endswith(f"Spark's log is {tmp_path}/spark.log.")
+    assert f") was ended by SIGKILL, perhaps because memory ran out.{advice} " in reported
 
 
 def test_the_server_of_accumulators_is_silent_when_the_jvm_is_killed(
@@ -107,7 +107,7 @@ def test_the_log_of_the_run_before_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "spark.log.1").read_text() == "first" and log.read_text() == "second"
     log.write_text("")
     keep_previous(log)
-    assert (tmp_path / "spark.log.1").read_text() == "first", "an empty log is no run"
+    assert (tmp_path / "spark.log.1").read_text() == "first", "an empty log is not a run"
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     keep_previous(fifo)

@@ -35,7 +35,7 @@ def close(process: Popen[bytes]) -> None:
             pipe.close()
 
 
-def test_what_was_launched_ends_with_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launched_process_ends_with_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import java_gateway
 
     monkeypatch.setattr("klamm.cli.spark_jvm.END_S", 60)
@@ -48,7 +48,7 @@ def test_what_was_launched_ends_with_an_interrupted_start(monkeypatch: pytest.Mo
     close(started[0])
 
 
-def test_what_was_launched_can_be_ended_later_and_against_its_will(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launched_process_can_be_ended_later_and_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("klamm.cli.spark_jvm.END_S", 0.05)
     started: list[Popen[bytes]] = []
     jvm = Jvm()
@@ -61,7 +61,7 @@ def test_what_was_launched_can_be_ended_later_and_against_its_will(monkeypatch: 
     close(started[0])
 
 
-def test_what_was_launched_ends_with_a_command_that_is_killed() -> None:
+def test_a_launched_process_ends_with_a_command_that_is_killed() -> None:
     program = (
         "import os, signal; from klamm.cli.spark_jvm import Jvm; from pyspark import java_gateway; jvm = Jvm()\n"
         f"with jvm.launching(): print(java_gateway.Popen({FOR_EVER!r}).pid, flush=True)\n"

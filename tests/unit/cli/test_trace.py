@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from klamm.cli.trace import show
+from klamm.cli.output import Failure
+from klamm.cli.trace import _ended_by_signals, show
+from klamm.cli.trace_switch import switched_on
+from klamm.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
+from klamm.protocol.messages.incremental_alter_configs import (
+    AlterConfigsResourceResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from klamm.protocol.messages.metadata import MetadataResponseBroker
+from klamm.protocol.wire import Message
 from klamm.request_log import to_json
 from klamm.request_log.waterfall import Bar, TraceFilter, bars, drawn, wait_text
+from tests.support.scripted_broker import scripted_broker
 from tests.unit.request_log.test_trace_records import RECORD
 
 TRACE: dict[str, Any] = json.loads(to_json(RECORD, 1))
@@ -77,3 +100,103 @@ def test_a_request_as_a_waterfall(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_filters(wanted: TraceFilter, is_admitted: bool) -> None:
     assert wanted.admits(TRACE) is is_admitted
+
+
+class TracedBroker:
+    """A broker that keeps its dynamic settings. It sends a signal to this process while it changes them back."""
+
+    def __init__(self, signals: list[int]) -> None:
+        self.settings: dict[str, str] = {}
+        self.changes = 0
+        self._signals = signals
+
+    def __call__(self, request: Message) -> Message | None:
+        if isinstance(request, DescribeConfigsRequest):
+            configs = [
+                DescribeConfigsResourceResult(
+                    name=name, value=value, read_only=False, config_source=2, is_sensitive=False
+                )
+                for name, value in self.settings.items()
+            ]
+            result = DescribeConfigsResult(
+                error_code=0, error_message=None, resource_type=4, resource_name="1", configs=configs
+            )
+            return DescribeConfigsResponse(results=[result])
+        assert isinstance(request, IncrementalAlterConfigsRequest)
+        self.changes += 1
+        if self.changes == 2 and self._signals:
+            os.kill(os.getpid(), self._signals.pop(0))
+        for config in request.resources[0].configs:
+            self.settings.pop(config.name, None)
+            if config.value is not None:
+                self.settings[config.name] = config.value
+        answer = AlterConfigsResourceResponse(error_code=0, error_message=None, resource_type=4, resource_name="1")
+        return IncrementalAlterConfigsResponse(responses=[answer])
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("is_ended_by_signal", [True, False])
+def test_a_second_signal_leaves_no_broker_that_traces(second: int, is_ended_by_signal: bool) -> None:
+    """Ctrl-C twice: the second one arrives while the first broker is asked to restore its settings."""
+    brokers = {1: TracedBroker([second]), 2: TracedBroker([])}
+    with ExitStack() as stack:
+        nodes = []
+        for broker_id, broker in brokers.items():
+            host, port = stack.enter_context(scripted_broker(broker))
+            nodes.append(MetadataResponseBroker(node_id=broker_id, host=host, port=port))
+        with _ended_by_signals(), switched_on(nodes, 1, TraceFilter()):
+            assert all(broker.settings["klamm.request.trace.sample"] == "1" for broker in brokers.values())
+            if is_ended_by_signal:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)  # the signal ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert [broker.changes for broker in brokers.values()] == [2, 2]
+    assert [broker.settings for broker in brokers.values()] == [{}, {}]
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Restore the handlers that `switched_on` leaves behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_second_command_is_refused_and_changes_nothing() -> None:
+    """It would restore the settings of the first command after that one has restored the original ones."""
+    brokers = {1: TracedBroker([]), 2: TracedBroker([])}
+    with ExitStack() as stack:
+        nodes = []
+        for broker_id, broker in brokers.items():
+            host, port = stack.enter_context(scripted_broker(broker))
+            nodes.append(MetadataResponseBroker(node_id=broker_id, host=host, port=port))
+        with switched_on(nodes[1:], 5, TraceFilter(apis=("Fetch",))):
+            first = dict(brokers[2].settings)
+            with pytest.raises(Failure, match=r"Broker 2 traces .*\(sample=5, apis=Fetch, .*leave out --on"):
+                stack.enter_context(switched_on(nodes, 1, TraceFilter()))
+            assert [broker.settings for broker in brokers.values()] == [{}, first]
+        assert [broker.settings for broker in brokers.values()] == [{}, {}]
+
+
+@pytest.mark.usefixtures("signals")
+def test_settings_of_people_are_overridden_and_restored() -> None:
+    broker = TracedBroker([])
+    broker.settings = {"klamm.request.trace.sample": "100", "klamm.request.trace.topic.enable": "true"}
+    earlier = dict(broker.settings)
+    with scripted_broker(broker) as (host, port):
+        with switched_on([MetadataResponseBroker(node_id=1, host=host, port=port)], 1, TraceFilter()):
+            assert broker.settings["klamm.request.trace.sample"] == "1"
+        assert broker.settings == earlier
+
+
+def test_a_signal_while_a_text_is_compiled_ends_the_command_with_0() -> None:
+    """The codecs of messages are texts that Python compiles at their first use."""
+    script = (
+        "import os, signal\n"
+        "from klamm.cli.trace import _ended_by_signals\n"
+        "with _ended_by_signals():\n"
+        "    exec('os.kill(os.getpid(), signal.SIGTERM); signal.pause()')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -63,7 +63,11 @@ class Script:
     address: tuple[str, int] = ("", 0)
     partitions: tuple[int, ...] = (0,)
     is_known: bool = True
+    is_coordinated: bool = True
+    state: str = "Ongoing"
     idle_ms: int = 3_600_000
+    looks_open: list[bool] = field(default_factory=list)
+    """Whether the log's transaction is open, one question after the other; then it is."""
     errors: list[ErrorCode] = field(default_factory=list)
     """Answers of coordinators, one after the other, before they serve."""
     received: list[Message] = field(default_factory=list)
@@ -78,7 +82,7 @@ class Script:
                 ]
                 return ApiVersionsResponse(error_code=0, api_keys=keys)
             case MetadataRequest():
-                return view({1: self.address}, 1, {"orders": (1,)})
+                return self._view([each.name for each in request.topics or ()])
             case FindCoordinatorRequest():
                 return FindCoordinatorResponse(node_id=1, host=self.address[0], port=self.address[1])
             case ListTransactionsRequest():
@@ -99,6 +103,13 @@ class Script:
             case _:
                 raise AssertionError(request)
 
+    def _view(self, names: list[str | None]) -> Message:
+        name = "__transaction_state" if "__transaction_state" in names else "orders"
+        response = view({1: self.address}, 1, {name: (1,)})
+        if name != "orders":
+            response.topics[0].partitions[0].leader_id = 1 if self.is_coordinated else -1
+        return response
+
     def _error(self) -> ErrorCode:
         return self.errors.pop(0) if self.errors else ErrorCode.NONE
 
@@ -109,7 +120,7 @@ class Script:
         return Described(
             error_code=error,
             transactional_id=transactional_id,
-            transaction_state="Ongoing",
+            transaction_state=self.state,
             transaction_timeout_ms=60_000,
             transaction_start_time_ms=int(time.time() * 1000) - 5_000,
             producer_id=7,
@@ -118,6 +129,7 @@ class Script:
         )
 
     def _producers(self) -> PartitionResponse:
+        is_open = self.looks_open.pop(0) if self.looks_open else True
         last_ms = int(time.time() * 1000) - self.idle_ms
         states = [
             ProducerState(
@@ -125,7 +137,7 @@ class Script:
                 producer_epoch=3,
                 last_timestamp=last_ms,
                 coordinator_epoch=-1,
-                current_txn_start_offset=40,
+                current_txn_start_offset=40 if is_open else -1,
             ),
             ProducerState(producer_id=8, producer_epoch=0, last_timestamp=last_ms, coordinator_epoch=-1),
         ]
@@ -198,6 +210,24 @@ def test_a_transaction_that_its_coordinator_will_end_does_not_hang(script: Scrip
     assert klamm(script, "find-hanging", "--max-transaction-timeout", "0", "--json").stdout != "[]\n"
 
 
+def test_a_transaction_that_ends_meanwhile_does_not_hang(script: Script) -> None:
+    """It was open when its partition was asked, and its coordinator had completed it when that one was asked."""
+    script.is_known = False
+    script.looks_open = [True, False]
+    assert klamm(script, "find-hanging").stdout == ""
+    script.looks_open = [True, False]
+    done = klamm(script, "abort", "--topic", "orders", "--partition", "0", "--start-offset", "40")
+    assert "does not hang" in str(done.exception)
+    assert not [each for each in script.received if isinstance(each, WriteTxnMarkersRequest)]
+
+
+def test_without_a_coordinator_hanging_transactions_are_unknown(script: Script) -> None:
+    script.is_known = script.is_coordinated = False
+    for arguments in (["find-hanging"], ["abort", "-t", "orders", "-p", "0", "--start-offset", "40"]):
+        assert "__transaction_state-0 has no leader" in str(klamm(script, *arguments).exception)
+    assert not [each for each in script.received if isinstance(each, WriteTxnMarkersRequest)]
+
+
 def test_abort_a_hanging_transaction(script: Script) -> None:
     script.partitions = ()
     script.errors = [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER]
@@ -241,10 +271,22 @@ def test_abort_by_the_transactional_id_fences(script: Script) -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "was"),
+    [("CompleteCommit", "not open"), ("Empty", "not open"), ("PrepareCommit", "already committed")],
+)
+def test_abort_names_the_outcome(script: Script, state: str, was: str) -> None:
+    script.state = state
+    assert klamm(script, "abort", "tx").stdout.startswith(f"The transaction of tx was {was};")
+    (described,) = json.loads(klamm(script, "describe", "tx", "--json").stdout)
+    assert (described["start_time_ms"] is None) == (was == "not open"), "the start of the last transaction"
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["abort"], "Pass a TRANSACTIONAL-ID"),
         (["abort", "tx", "--topic", "orders"], "Pass a TRANSACTIONAL-ID"),
+        (["abort", "tx", "--partition", "0"], "Pass a TRANSACTIONAL-ID"),
         (["abort", "--topic", "orders", "--partition", "0"], "Pass a TRANSACTIONAL-ID"),
         (["find-hanging", "--partition", "0"], "--partition requires --topic."),
     ],

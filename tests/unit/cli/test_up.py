@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from klamm.cli.up import DirectoryLock, _report_slow_stop, _warn_of_absent_brokers
+from klamm.local.cluster_security import ClusterSecurity
 from klamm.local.ports import ReservedPort
+from klamm.local.security_choice import SecurityChoice
+from tests.support.forked_command import run_klamm
 
 
 def refused(*arguments: str) -> str:
-    command = [sys.executable, "-m", "klamm.cli.main", "up", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = run_klamm("up", *arguments)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     return done.stderr
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "reported"),
     [
         ("broker.id=7", "broker.id is set by klamm up: brokers count from 1."),
         ("listeners=PLAINTEXT://:1", "listeners is set by klamm up; use --port."),
@@ -28,26 +28,46 @@ def refused(*arguments: str) -> str:
         ("zookeeper.connect=h:1", "zookeeper.connect is set by klamm up; use --zookeeper."),
     ],
 )
-def test_keys_that_are_not_the_persons(tmp_path: Path, setting: str, told: str) -> None:
-    assert refused("-d", str(tmp_path / "data"), "--config", setting) == f"Error: {told}\n"
+def test_keys_that_are_not_the_persons(tmp_path: Path, setting: str, reported: str) -> None:
+    assert refused("-d", str(tmp_path / "data"), "--config", setting) == f"Error: {reported}\n"
     assert not (tmp_path / "data").exists()
 
 
 def test_a_zookeeper_that_is_not_there(tmp_path: Path) -> None:
     with ReservedPort() as nobody:
         address = f"127.0.0.1:{nobody.number}/chroot"
-        told = refused("-d", str(tmp_path / "data"), "--zookeeper", address)
-    assert told == f"Error: ZooKeeper does not answer at {address}.\n"
+        reported = refused("-d", str(tmp_path / "data"), "--zookeeper", address)
+    assert reported == f"Error: ZooKeeper does not answer at {address}.\n"
     assert not (tmp_path / "data").exists()
     assert "expected HOST:PORT" in refused("-d", str(tmp_path / "data"), "--zookeeper", "h:p")
+
+
+def test_a_secured_cluster_is_not_started_with_less(tmp_path: Path) -> None:
+    """Without SASL and access control lists, everyone could read records that were guarded before."""
+    choice = SecurityChoice.of(True, "SCRAM-SHA-512", True)
+    ClusterSecurity(choice, tmp_path, has_own_zookeeper=True).prepare()
+    expected = f"Error: The cluster in {tmp_path} was started with --tls --sasl SCRAM-SHA-512 --acls. "
+    expected += "Pass these options again, or choose another --data-dir.\n"
+    for arguments in ((), ("--tls",), ("--tls", "--sasl", "SCRAM-SHA-512"), ("--tls", "--sasl", "PLAIN", "--acls")):
+        assert refused("-d", str(tmp_path), *arguments) == expected
+    assert choice.covers(choice) and choice.covers(SecurityChoice.of(True, None, False))
+    mutual = SecurityChoice.of("mutual", None, False)
+    assert choice.covers(mutual) and not SecurityChoice.of(True, None, False).covers(mutual), "a certificate was needed"
+
+
+def test_a_drill_is_not_for_secured_clusters(tmp_path: Path) -> None:
+    """Its viewer acts with the rights of a super user and has no login."""
+    reported = refused("-d", str(tmp_path / "data"), "--drill", "--tls", "--sasl", "SCRAM-SHA-512", "--acls")
+    assert "a viewer without a login" in reported and "Leave out --tls --sasl SCRAM-SHA-512 --acls." in reported
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_port_in_use_leaves_no_directory(tmp_path: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        told = refused("-d", str(tmp_path / "new" / "data"), "-p", str(server.getsockname()[1]))
-    assert "Address already in use" in told
+        reported = refused("-d", str(tmp_path / "new" / "data"), "-p", str(server.getsockname()[1]))
+    assert "Address already in use" in reported
     assert not (tmp_path / "new").exists()
 
 
@@ -73,12 +93,12 @@ def test_data_of_brokers_that_are_not_started(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_slow_stop_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_stop_names_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "broker-1.log"
     log.write_text("[now] INFO all is well (klamm)\n[now] WARNING nobody can lead t-0 (klamm)\n[now] INFO on (klamm)\n")
     _report_slow_stop(1, log)
     last = "[now] WARNING nobody can lead t-0 (klamm)"
-    told = f"Waiting for broker 1 to hand over its leaderships; see {log}. Its last warning: {last}\n"
-    assert capsys.readouterr().err == told
+    reported = f"Waiting for broker 1 to hand over its leaderships; see {log}. Its last warning: {last}\n"
+    assert capsys.readouterr().err == reported
     _report_slow_stop(2, tmp_path / "none.log")
     assert capsys.readouterr().err.endswith("none.log.\n")

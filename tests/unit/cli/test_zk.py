@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
@@ -39,6 +40,26 @@ def test_whole_files(tmp_path: Path) -> None:
     code, output = run("repair", tmp_path)
     assert code == 0 and "No repair is needed." in output
     assert contents(tmp_path) == before
+
+
+def test_as_json(tmp_path: Path) -> None:
+    three_snapshots(tmp_path)
+    code, output = run("check", tmp_path, "--json")
+    whole = json.loads(output)
+    assert (code, whole["recovered"], whole["problem"], whole["is_damaged"]) == (0, "0x9", None, False)
+    assert {file["state"] for file in whole["files"]} == {"whole"} and run("repair", tmp_path, "--json") == (0, output)
+    log_path(tmp_path, 8).write_bytes(MAGIC + b"".join(record(zxid) for zxid in range(8, 20)))
+    flip(log_path(tmp_path, 8), len(MAGIC) + 2 * len(record(8)) + 30)
+    code, output = run("repair", tmp_path, "--json")
+    broken = json.loads(output)
+    assert (code, broken["recovered"], broken["is_damaged"]) == (4, None, True) and broken["problem"]
+    assert broken["choices"][0] == {
+        "zxid": "0x9",
+        "snapshot": "0x7",
+        "time_ms": broken["choices"][0]["time_ms"],
+        "lost_changes": 10,
+    }
+    assert run("repair", tmp_path, "--json", "--to", "0x9") == (1, "--json cannot be combined with --to.")
 
 
 def test_an_unfinished_write_is_not_damage(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from klamm.client.exchange import Exchange, Pending
 from klamm.client.patience import DRIVER_CALL, LOG_END_QUERY, Deadline, Patience, planning
 from klamm.client.versions import Negotiation
 from klamm.errors import KlammError, ProtocolError
-from klamm.protocol.frames import decode_request_header, encode_response_frame
+from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.wire import encode
+from tests.support.frames import encode_response_frame
 
 HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
 

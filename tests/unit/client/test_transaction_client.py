@@ -235,7 +235,7 @@ def test_a_batch_is_sent_again_as_it_was_until_the_leader_has_it() -> None:
         assert found == [(0, [b"one"]), (1, [b"two"]), (2, [b"three"])]
 
 
-def test_rejected_batches_and_lost_transactions_are_told_apart() -> None:
+def test_rejected_batches_and_lost_transactions_are_distinguished() -> None:
     with scripted() as (broker, client, brokers):
         producer = TransactionalProducer(client, brokers, client.begin("sink.0", 1000))
         batch = {TP: RecordSet(encode_record(Record(value=b"x"), 0, 0), 1)}

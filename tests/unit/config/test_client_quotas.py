@@ -57,8 +57,8 @@ def test_a_client_without_an_id_has_the_default() -> None:
 
 def test_changes_reach_the_limits_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "klamm.config")
-    quotas, heard = ClientQuotas(), []
-    quotas.on_change(lambda: heard.append(dict(quotas.entities)))
+    quotas, received = ClientQuotas(), []
+    quotas.on_change(lambda: received.append(dict(quotas.entities)))
     alice = QuotaEntity("alice", DEFAULT)
     quotas.set_entity(alice, {PRODUCER_BYTE_RATE: "10", "SCRAM-SHA-256": "secret"})
     quotas.set_entity(alice, {PRODUCER_BYTE_RATE: "10"})
@@ -66,7 +66,7 @@ def test_changes_reach_the_limits_and_the_log(caplog: pytest.LogCaptureFixture) 
     quotas.replace_all({QuotaEntity(None, "c"): {"request_percentage": "50.0"}})
     assert not quotas.limits[PRODUCER_BYTE_RATE]
     quotas.set_entity(QuotaEntity(None, "c"), {})
-    assert len(heard) == 3 and heard[-1] == {}
+    assert len(received) == 3 and received[-1] == {}
     assert [record.getMessage() for record in caplog.records] == [
         "Quota of user alice, client id <default>: producer_byte_rate is now 10",
         "Quota of client id c: request_percentage is no longer set",

@@ -92,7 +92,7 @@ class SilentZooKeeper:
 
 
 class TestWithoutZooKeeper:
-    def test_what_was_applied_last_is_described(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_configuration_applied_last_is_described(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         change(one, TOPIC, "orders", ("retention.bytes", SET, "10"))
         monkeypatch.setattr(config_resources, "READ_WAIT_S", 0.001)
         one.give(zk=SilentZooKeeper())
@@ -185,13 +185,13 @@ class TestDescribe:
 
 class TestIncremental:
     def test_set_and_delete_are_written_noted_and_applied(self, one: OneBroker) -> None:
-        told: list[tuple[str, str]] = []
-        one.broker.configs.on_topic_change(lambda topic, config: told.append((topic, config["retention.ms"])))
+        reported: list[tuple[str, str]] = []
+        one.broker.configs.on_topic_change(lambda topic, config: reported.append((topic, config["retention.ms"])))
         assert change(one, TOPIC, "orders", ("retention.ms", SET, "5")) == (0, None)
         assert stored(one, "topics", "orders") == {"retention.ms": "5"}
         assert change(one, TOPIC, "orders", ("retention.ms", DELETE, None)) == (0, None)
         assert stored(one, "topics", "orders") == {}
-        assert told == [("orders", "5"), ("orders", "7200000")]
+        assert reported == [("orders", "5"), ("orders", "7200000")]
         assert changes(one) == 2
 
     def test_lists_grow_and_shrink(self, one: OneBroker) -> None:
@@ -253,7 +253,7 @@ class TestIncremental:
 
 
 class TestAlter:
-    def test_what_is_not_named_goes_back_to_its_default(self, one: OneBroker) -> None:
+    def test_a_key_that_is_not_named_returns_to_its_default(self, one: OneBroker) -> None:
         replace(one, TOPIC, "orders", {"retention.ms": "5", "segment.bytes": "2048"})
         assert replace(one, TOPIC, "orders", {"segment.bytes": "4096"}) == (0, None)
         assert stored(one, "topics", "orders") == {"segment.bytes": "4096"}
@@ -295,13 +295,31 @@ class TestListener:
         caplog.set_level("INFO", "klamm.config")
         listener, configs = self.follow(one)
         assert configs.topic_overrides("orders") == {"retention.ms": "1"}
-        assert not caplog.records, "what was set before is no news"
+        assert not caplog.records, "earlier settings are not news"
         change(one, TOPIC, "orders", ("retention.ms", SET, "2"))
         self.until(one, lambda: configs.topic_overrides("orders") == {"retention.ms": "2"})
-        told = ["Configuration of topic orders: retention.ms is now 2"] * 2
-        assert [record.getMessage() for record in caplog.records] == told, "both brokers tell it once"
+        reported = ["Configuration of topic orders: retention.ms is now 2"] * 2
+        assert [record.getMessage() for record in caplog.records] == reported, "both brokers tell it once"
         change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
         self.until(one, lambda: configs.config.log_segment_bytes == 2048)
+        one.loop.run_until_complete(listener.stop())
+
+    def test_a_change_that_met_a_bug_is_applied_with_the_next_one(
+        self, one: OneBroker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        listener, configs = self.follow(one)
+        bugs = [KeyError("a bug")]
+
+        def listen(topic: str, config: object) -> None:
+            if bugs:
+                raise bugs.pop()
+
+        configs.on_topic_change(listen)
+        change(one, TOPIC, "orders", ("retention.ms", SET, "1"))
+        self.until(one, lambda: "KeyError: 'a bug'" in caplog.text)
+        change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
+        self.until(one, lambda: configs.config.log_segment_bytes == 2048)
+        assert configs.topic_overrides("orders") == {"retention.ms": "1"}
         one.loop.run_until_complete(listener.stop())
 
     def test_kafkas_old_notifications_and_broken_ones(self, one: OneBroker) -> None:
@@ -320,7 +338,7 @@ class TestListener:
         self.until(one, lambda: configs.topic_overrides("old") == {"flush.ms": "7"})
         one.loop.run_until_complete(listener.stop())
 
-    def test_refresh_reads_what_no_notification_told(self, one: OneBroker) -> None:
+    def test_refresh_reads_changes_without_a_notification(self, one: OneBroker) -> None:
         listener, configs = self.follow(one)
         path = paths.config_entity_path("topics", "silent")
 

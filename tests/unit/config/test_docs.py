@@ -31,7 +31,7 @@ def test_the_documentation_is_fresh() -> None:
     ],
     ids=["up", "LocalCluster", "LocalCluster of 3"],
 )
-def test_the_defaults_of_up_and_of_tests_are_told(where: str, defaults: Mapping[str, object]) -> None:
+def test_the_defaults_of_up_and_of_tests_are_documented(where: str, defaults: Mapping[str, object]) -> None:
     paragraph = docs.render().replace("\n\n", "\0").replace("\n", " ").partition(where)[2].partition("\0")[0]
     for key, value in defaults.items():
         assert f"`{key}` is {str(value).lower()}" in paragraph
@@ -48,7 +48,7 @@ def readers() -> str:
 
 
 @pytest.mark.parametrize("key", BROKER_KEYS.values(), ids=lambda key: key.name)
-def test_a_key_is_honoured_exactly_when_it_says_so(key: AnyKey) -> None:
+def test_a_key_is_honoured_exactly_if_its_documentation_says_so(key: AnyKey) -> None:
     """A key that code reads is not marked as without effect; one that nothing reads is."""
     topics = [topic for topic in TOPIC_KEYS.values() if key.name in topic.synonyms]
     gives_a_default = any(topic.support is Support.HONOURED for topic in topics)

@@ -47,7 +47,6 @@ def test_defaults_are_kafkas() -> None:
     assert config.zookeeper_session_timeout_ms == 18000
     assert config.log_retention_time_ms == 7 * 24 * 3_600_000
     assert config.log_roll_time_ms == 7 * 24 * 3_600_000
-    assert config.log_flush_time_ms == 2**63 - 1
     # Not Kafka's default, which is every address: decision 0039.
     assert config.endpoints == config.advertised_endpoints == (EndPoint("PLAINTEXT", "localhost", 9092),)
     everywhere = KafkaConfig({"listeners": "PLAINTEXT://:9092"})

@@ -23,27 +23,27 @@ def test_a_brokers_setting_lies_above_the_clusters_default() -> None:
     assert configs.config.num_io_threads == 5
 
 
-def test_only_those_are_told_whose_keys_changed() -> None:
+def test_only_listeners_of_changed_keys_are_notified() -> None:
     configs = repository()
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     configs.on_change(
-        ["num.io.threads"], lambda old, new: told.append(("threads", old.num_io_threads, new.num_io_threads))
+        ["num.io.threads"], lambda old, new: reported.append(("threads", old.num_io_threads, new.num_io_threads))
     )
-    configs.on_change(["log.retention.ms"], lambda old, new: told.append(("retention", 0, 0)))
+    configs.on_change(["log.retention.ms"], lambda old, new: reported.append(("retention", 0, 0)))
     configs.set_broker("1", {"num.io.threads": "8"})
     configs.set_broker("1", {"num.io.threads": "8"})
-    assert told == [("threads", 4, 8)]
+    assert reported == [("threads", 4, 8)]
 
 
 def test_topic_listeners_get_the_effective_config() -> None:
     configs = repository()
-    told: list[tuple[str, object]] = []
-    configs.on_topic_change(lambda topic, config: told.append((topic, config["retention.ms"])))
+    reported: list[tuple[str, object]] = []
+    configs.on_topic_change(lambda topic, config: reported.append((topic, config["retention.ms"])))
     assert configs.set_topic("t", {"retention.ms": "7"})
     assert not configs.set_topic("t", {"retention.ms": "7"})
     assert configs.set_topic("t", {})
     assert not configs.set_topic("t", None)
-    assert told == [("t", "7"), ("t", "604800000")]
+    assert reported == [("t", "7"), ("t", "604800000")]
     assert configs.topic_overrides("t") == {}
 
 
@@ -66,7 +66,7 @@ def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_what_cannot_be_used_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_value_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     configs = repository()
     with caplog.at_level(logging.WARNING, "klamm.config"):
         configs.set_broker("1", {"num.io.threads": "many", "broker.id": "2", "log.segment.bytes": "2048"})

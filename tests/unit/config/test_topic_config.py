@@ -21,7 +21,7 @@ def test_synonyms_give_the_default_in_the_topic_keys_unit() -> None:
     assert effective["retention.bytes"] == "10"
 
 
-def test_what_a_newer_kafka_left_in_zookeeper_does_not_hurt() -> None:
+def test_keys_of_a_newer_kafka_in_zookeeper_are_ignored() -> None:
     effective = effective_topic_config({"from.the.future": "1", "retention.ms": "soon"}, KafkaConfig())
     assert effective["retention.ms"] == "604800000"
 
@@ -37,6 +37,10 @@ def test_what_a_newer_kafka_left_in_zookeeper_does_not_hurt() -> None:
         ({"retention.ms": "-2"}, "retention.ms cannot be '-2': expected a number of at least -1."),
         ({"retention.ms": None}, "retention.ms has no value: expected a value, or leave the key out for the default."),
         ({"cleanup.policy": "keep"}, "cleanup.policy cannot be 'keep': expected one of compact, delete."),
+        (
+            {"min.cleanable.dirty.ratio": "0.0_5"},
+            "min.cleanable.dirty.ratio cannot be '0.0_5': expected a number.",
+        ),
         (
             {"min.cleanable.dirty.ratio": "1.5"},
             "min.cleanable.dirty.ratio cannot be '1.5': expected a number from 0 to 1.",
@@ -56,6 +60,11 @@ def test_what_a_newer_kafka_left_in_zookeeper_does_not_hurt() -> None:
         (
             {"leader.replication.throttled.replicas": "1-2"},
             "leader.replication.throttled.replicas cannot be '1-2': "
+            "expected '*' or pairs of partition:broker, separated by commas.",
+        ),
+        (
+            {"follower.replication.throttled.replicas": f"{2**31}:1"},
+            f"follower.replication.throttled.replicas cannot be '{2**31}:1': "
             "expected '*' or pairs of partition:broker, separated by commas.",
         ),
     ],

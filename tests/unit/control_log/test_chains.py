@@ -23,9 +23,10 @@ def records(actions: list[str]) -> list[dict[str, Any]]:
 def test_an_election_is_explained_from_its_cause_to_the_last_broker() -> None:
     (chain,) = chains(records(DEATH), "orders", 0, 1)
     kinds = [step.kind for step in chain.steps]
-    assert kinds[:4] == ["cause", "event", "znode", "decision"]
-    assert "BrokerChange" in chain.steps[0].text and "cause: watch" in chain.steps[0].text
-    assert "leader 2 (was 1), epoch 1" in chain.steps[3].text
+    assert kinds[:5] == ["session", "cause", "event", "znode", "decision"]
+    assert chain.steps[0].text == "session of broker 1 ended: it is gone"
+    assert "BrokerChange" in chain.steps[1].text and "cause: watch" in chain.steps[1].text
+    assert "leader 2 (was 1), epoch 1" in chain.steps[4].text
     applied = [step.text for step in chain.steps if step.kind == "applied"]
     assert {text.split()[1] for text in applied} == {"2", "3"} and len(applied) == 4
     assert chain.steps[-1].kind == "applied" and chain.total_ms > 20

@@ -23,7 +23,10 @@ from klamm.control_log.records import (
     LeadershipChange,
     ListedOperation,
     ListedPartition,
+    ListedProposal,
     MetadataApplied,
+    ProposalAnswered,
+    RegistrationChanged,
     RequestAcknowledged,
     RequestCoalesced,
     RequestFailed,
@@ -31,6 +34,7 @@ from klamm.control_log.records import (
     RequestSent,
     RequestSummary,
     RoleChanged,
+    SessionChanged,
     ZnodesWritten,
     first,
 )
@@ -47,6 +51,8 @@ OPERATIONS = (
 )
 BEFORE, AFTER = LeaderAndIsr(-1, 4, (2, 3), 8), LeaderAndIsr(2, 5, (2, 3), 9)
 
+PROPOSED = (ListedProposal("orders", 0, 5, 9, (2, 3, 1), "INELIGIBLE_REPLICA"),)
+
 SAMPLES: tuple[ControlRecord, ...] = (
     EventQueued(7, "CreateTopics", 12, "request", ("orders",), None, 0, 3, "TopicChange"),
     EventStarted(7, "CreateTopics", 12, 0.221, 3, "TopicChange"),
@@ -60,6 +66,9 @@ SAMPLES: tuple[ControlRecord, ...] = (
     RequestSent(7, 28, 57, DECISION, (14, 15), 1, REQUEST, 0.4),
     RequestAcknowledged(7, 28, 57, DECISION, (14, 15), REQUEST, "NONE", 0, 2.839),
     ZnodesWritten(7, "BrokerChange", 15, 2, OPERATIONS, "BadVersion", "/controller_epoch", 3.2, 2, "BrokerChange"),
+    ProposalAnswered(7, "AlterPartition", 19, 2, 41, "NONE", 1, 1, PROPOSED, 9, "IsrChange"),
+    SessionChanged(0, "expired", "0x100018bb8a30004"),
+    RegistrationChanged(7, "BrokerChange", 15, 1, "gone", 40, 2, "BrokerChange"),
     MetadataApplied(7, 2, 58, 44, (1, 2, 3), 1, LISTED),
     RoleChanged(7, 57, TP, "leader", 5),
     RequestFailed(7, "DescribeConfigs", 4, 12, "admin-1", "127.0.0.1:9092-127.0.0.1:51312-7", "KeyError('orders')", 1),
@@ -97,7 +106,7 @@ def test_no_other_kind_is_documented() -> None:
     assert documented().keys() == {sample.KIND for sample in SAMPLES}
 
 
-def test_an_election_says_who_led_before_and_whether_records_may_be_lost() -> None:
+def test_an_election_names_the_previous_leader_and_a_possible_loss() -> None:
     clean = as_written(SAMPLES[4])
     assert (clean["kind"], clean["leader"], clean["isr"], clean["unclean"]) == ("election", 2, [2, 3], False)
     unclean = LeadershipChange(

@@ -42,6 +42,13 @@ class Core(Harness):
         self.drain()
         return self.replies[0]
 
+    def run_event(self, event: ControllerEvent) -> list[str]:
+        """The lines of the controller's actions after one event, when everything that it led to is done."""
+        self.lines = []
+        self.queue.append(event)
+        self.drain()
+        return self.lines
+
     def tool_writes(self, path: str, data: bytes) -> None:
         there = path in self.tree.nodes
         self.tree.write(self.tools, SetData(path, data) if there else Create(path, data), 0)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from klamm.model import BrokerEndPoints, EndPoint
-from klamm.protocol.frames import decode_request_header, encode_response_frame
+from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages import request_class
 from klamm.protocol.messages import stop_replica as stop
 from klamm.protocol.messages.leader_and_isr import (
@@ -20,6 +20,7 @@ from klamm.protocol.messages.leader_and_isr import (
 )
 from klamm.protocol.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.wire import decode
+from tests.support.frames import encode_response_frame
 
 Answer = Callable[[Any], Any]
 

@@ -54,3 +54,26 @@ def test_a_reassignment_of_an_unknown_topic(target: tuple[int, ...] | None, erro
     reply = core.ask(ApiPartitionReassignment(((UNKNOWN, target),)))
     assert isinstance(reply, PartitionResults)
     assert [result.error for result in reply.partitions] == [error]
+
+
+class _CountedId(int):
+    """A broker id that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        _CountedId.comparisons += 1
+        return int.__eq__(self, other) is True
+
+    __hash__ = int.__hash__
+
+
+def test_a_reassignment_to_very_many_brokers_costs_what_it_names() -> None:
+    """A request may name a million brokers. Before, each was compared with all the others."""
+    core = Core("brokers 2", "controller 1", "create t 2,1")
+    target = tuple(_CountedId(broker) for broker in range(1, 2_001))
+    _CountedId.comparisons = 0
+    reply = core.ask(ApiPartitionReassignment(((TopicPartition("t", 0), target),)))
+    assert isinstance(reply, PartitionResults)
+    assert [result.error for result in reply.partitions] == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+    assert _CountedId.comparisons < 10 * len(target)

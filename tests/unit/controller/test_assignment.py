@@ -58,7 +58,7 @@ def test_racks_are_ignored_when_a_broker_has_none() -> None:
         (0, 1, 1, "Replication factor: 1 larger than available brokers: 0."),
     ],
 )
-def test_what_cannot_be_met(brokers: int, partitions: int, factor: int, sentence: str) -> None:
+def test_requirements_that_cannot_be_met(brokers: int, partitions: int, factor: int, sentence: str) -> None:
     with pytest.raises(AssignmentError, match=sentence):
         assign_replicas(no_racks(*range(brokers)), partitions, factor, start_index=0, shift=0)
 

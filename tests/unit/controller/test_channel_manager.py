@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from klamm.clock import SystemClock
+from klamm.config import KafkaConfig
 from klamm.controller import channel_manager, control_wire
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.config import ControllerConfig
@@ -23,7 +24,14 @@ from klamm.controller.requests import (
 )
 from klamm.errors import ErrorCode
 from klamm.metrics import Gauge, MetricsRegistry
-from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, TopicPartition
+from klamm.model import BrokerEndPoints, EndPoint, LeaderAndIsr, SecurityProtocol, TopicPartition
+from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from klamm.security.client_security import ClientSecurity
+from klamm.security.outgoing import OutgoingSecurity
+from klamm.security.sasl.client_mechanisms import SaslCredentials
+from klamm.security.sasl.mechanisms import OAUTHBEARER
+from klamm.server import settings
 from tests.unit.controller.fake_broker import FakeBroker, success
 
 
@@ -54,10 +62,12 @@ class Events:
         return self.seen
 
 
-def manager(events: Events) -> tuple[ControllerChannelManager, MetricsRegistry]:
+def manager(events: Events, config: ControllerConfig | None = None) -> tuple[ControllerChannelManager, MetricsRegistry]:
     clock = SystemClock()
     metrics = MetricsRegistry(clock)
-    return ControllerChannelManager(ControllerConfig(0), clock=clock, metrics=metrics, on_event=events.put), metrics
+    return ControllerChannelManager(
+        config or ControllerConfig(0), clock=clock, metrics=metrics, on_event=events.put
+    ), metrics
 
 
 def test_requests_arrive_in_order_and_answers_become_events() -> None:
@@ -71,6 +81,7 @@ def test_requests_arrive_in_order_and_answers_become_events() -> None:
             channels.send_request(1, update(3))
             channels.send_request(1, LeaderAndIsrRequest(RequestHead(0, 3, 1), (state,), (("t", topic_id),)))
             channels.send_request(1, update(4))
+            assert "Controller-0-to-broker-1-send-thread" in {task.get_name() for task in asyncio.all_tasks()}
             got = await events.wait_for(3)
             assert [type(r).__name__ for r in broker.requests] == [
                 "UpdateMetadataRequest",
@@ -123,7 +134,35 @@ def test_the_same_request_is_repeated_until_it_is_answered() -> None:
     run(scenario)
 
 
-def test_a_broker_that_is_down_delays_nobody_else_and_is_reached_at_its_new_address() -> None:
+def test_request_timeout_ms_bounds_the_wait_for_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """The sender resends over a new connection. With the default it would wait for 30 s, longer than this test."""
+
+    async def scenario() -> None:
+        connections: list[asyncio.StreamWriter] = []
+        was_called = asyncio.Event()
+
+        def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(writer)
+            if len(connections) == 3:
+                was_called.set()
+
+        given = KafkaConfig({"request.timeout.ms": "20"})
+        config = settings.controller(given, 0, (), unclean_shutdown=False, outgoing=OutgoingSecurity())
+        channels, _ = manager(Events(), config)
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            channels.add_broker(BrokerEndPoints(1, (EndPoint("PLAINTEXT", "127.0.0.1", port),), epoch=1))
+            channels.send_request(1, update(3))
+            await was_called.wait()
+            await channels.shutdown()
+            for writer in connections:
+                writer.close()
+
+    run(scenario)
+    assert "sending UpdateMetadataRequest to broker 1 failed (attempt 2): the broker did not answer in" in caplog.text
+
+
+def test_a_broker_that_is_down_delays_no_other_and_is_reached_at_its_new_address() -> None:
     async def scenario() -> None:
         events = Events()
         channels, metrics = manager(events)
@@ -198,18 +237,18 @@ def test_a_request_that_cannot_be_sent_or_whose_answer_cannot_be_read_is_given_u
     assert caplog.text.count("giving up a UpdateMetadataRequest for broker 1") == 2
 
 
-def test_a_controller_that_cannot_hear_the_answer_hears_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_controller_that_misses_an_answer_receives_the_next(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         events = Events()
         channels, _ = manager(events)
         deaf = [True]
 
-        def hear(event: ControllerEvent) -> None:
+        def receive(event: ControllerEvent) -> None:
             if deaf.pop() if deaf else False:
                 raise RuntimeError("not now")
             events.put(event)
 
-        channels._on_event = hear
+        channels._on_event = receive
         async with FakeBroker(1) as broker:
             channels.add_broker(broker.endpoints)
             channels.send_request(1, update(3))
@@ -222,7 +261,7 @@ def test_a_controller_that_cannot_hear_the_answer_hears_the_next(caplog: pytest.
     assert "sending to broker 1 failed" in caplog.text
 
 
-def test_how_far_a_broker_lags_is_told_until_it_has_acknowledged_everything() -> None:
+def test_the_lag_of_a_broker_is_reported_until_it_has_acknowledged_everything() -> None:
     async def scenario() -> None:
         events = Events()
         channels, metrics = manager(events)
@@ -251,3 +290,42 @@ def test_how_far_a_broker_lags_is_told_until_it_has_acknowledged_everything() ->
             await channels.shutdown()
 
     run(scenario)
+
+
+def test_a_failure_to_authenticate_again_costs_the_connection_only() -> None:
+    """The sender waits until the connection is ready, so a failure that nobody expected must end it."""
+    events = Events()
+    tokens: list[int] = []
+
+    def token() -> str:
+        tokens.append(len(tokens))
+        if len(tokens) == 2:
+            raise RuntimeError("no token")
+        return "a.b."
+
+    login = ClientSecurity(SecurityProtocol.SASL_PLAINTEXT, sasl=SaslCredentials(OAUTHBEARER, token=token))
+    channels, _ = manager(events, ControllerConfig(0, outgoing=OutgoingSecurity({"PLAINTEXT": login})))
+    handshakes: list[int] = []
+
+    def answer(request: Any) -> Any:
+        if isinstance(request, SaslHandshakeRequest):
+            handshakes.append(len(handshakes))
+            if len(handshakes) == 2:
+                channels.send_request(1, update(4))
+            return SaslHandshakeResponse(error_code=0, mechanisms=[OAUTHBEARER])
+        if isinstance(request, SaslAuthenticateRequest):
+            lifetime_ms = 50 if len(handshakes) == 1 else 0
+            return SaslAuthenticateResponse(
+                error_code=0, error_message=None, auth_bytes=b"", session_lifetime_ms=lifetime_ms
+            )
+        return success(request)
+
+    async def scenario() -> None:
+        async with FakeBroker(1, answer) as broker:
+            channels.add_broker(broker.endpoints)
+            channels.send_request(1, update(3))
+            await events.wait_for(2)
+            await channels.shutdown()
+
+    run(scenario)
+    assert len(tokens) == len(handshakes) == 3

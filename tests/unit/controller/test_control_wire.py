@@ -100,17 +100,17 @@ def test_update_metadata(protocol: str) -> None:
 
 def many_states(rng: Random) -> tuple[LeaderAndIsrRequest, UpdateMetadataRequest]:
     """Topics of one and of many partitions, not all in one piece, lists of all lengths, one longer than a byte says."""
-    told, metadata = [], []
+    reported, metadata = [], []
     for number in range(120):
         tp = TopicPartition(rng.choice(["t", "ü", "a" * 200]), number)
         replicas = tuple(rng.sample(range(300), rng.choice([1, 3, 200])))
         isr, adding, removing, offline = (replicas[: rng.randrange(len(replicas) + 1)] for _ in range(4))
         state = LeaderAndIsr(rng.choice([-1, 7]), number, isr, rng.randrange(9), LeaderRecoveryState(number % 2))
-        told.append(LeaderAndIsrPartition(tp, state, 5, replicas, adding, removing, number % 3 == 0))
+        reported.append(LeaderAndIsrPartition(tp, state, 5, replicas, adding, removing, number % 3 == 0))
         metadata.append(UpdateMetadataPartition(tp, 5, state.leader, number, isr, number, replicas, offline))
     ids = (("t", T), ("ü", UUID(int=9)))
     return (
-        LeaderAndIsrRequest(HEAD, tuple(told), ids, LAIR.live_leaders),
+        LeaderAndIsrRequest(HEAD, tuple(reported), ids, LAIR.live_leaders),
         UpdateMetadataRequest(HEAD, UpdateMetadataBody(tuple(metadata), ids, UMR.body.live_brokers)),
     )
 
@@ -132,7 +132,7 @@ def test_a_state_is_encoded_once_for_all_brokers_of_a_batch() -> None:
     assert sent(other, "3.9")[0].broker_epoch == 100 and len(other.encoded[7]) == 1
 
 
-def test_what_all_brokers_share_is_encoded_once() -> None:
+def test_a_body_that_all_brokers_share_is_encoded_once() -> None:
     other = UpdateMetadataRequest(RequestHead(1, 7, 100), UMR.body)
     protocol = InterBrokerProtocol.parse("3.9")
     (_, _, one), (_, _, two) = encode_request(UMR, protocol), encode_request(other, protocol)

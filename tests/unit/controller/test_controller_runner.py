@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from klamm.clock import SystemClock
+from klamm.control_log import ControlLogBuffer
+from klamm.control_log.records import SessionChanged
 from klamm.controller.config import ControllerConfig
 from klamm.controller.controller_runner import ControllerRunner, registration_pause_s
 from klamm.controller.events import (
@@ -48,6 +50,7 @@ class Cluster:
     session: ZkSession
     runner: ControllerRunner
     broker: FakeBroker
+    recorded: ControlLogBuffer
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Polls: the condition is met by other threads and by ZooKeeper."""
@@ -62,17 +65,19 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     session = await ZkSession(zk.address, 30_000).start()
     await session.ensure_paths(paths.PERSISTENT_PATHS)
     clock = SystemClock()
+    recorded = ControlLogBuffer("control", 1000, clock)
     runner = ControllerRunner(
         zk=session,
         clock=clock,
         rng=random.Random(1),
         metrics=MetricsRegistry(clock),
         loop=asyncio.get_running_loop(),
+        control_log=recorded,
     )
     async with FakeBroker(1) as broker:
         runner.start(ControllerConfig(1, endpoints=broker.endpoints.endpoints))
         try:
-            yield Cluster(zk, session, runner, broker)
+            yield Cluster(zk, session, runner, broker, recorded)
         finally:
             await runner.stop()
             await session.close()
@@ -122,6 +127,7 @@ def test_an_expired_session_ends_the_role_and_a_new_one_wins_it_back(tmp_path: P
             handle = it.runner.handle
             first = await handle.submit(Startup())
             await handle.submit(CreateTopics((CreatableTopic("t", 1, 1),)))
+            before = f"{it.session.session_id:#x}"
             it.zk.expire_session(it.session.session_id)
             await it.until(lambda: handle.broker_epoch > first.broker_epoch and handle.is_active)
             assert (await handle.submit(ListPartitionReassignments())).error is ErrorCode.NONE
@@ -130,6 +136,13 @@ def test_an_expired_session_ends_the_role_and_a_new_one_wins_it_back(tmp_path: P
             epoch = await it.session.read(GetData(paths.CONTROLLER_EPOCH))
             assert epoch.data == b"2"
             await it.until(lambda: it.broker.requests[-1].broker_epoch == handle.broker_epoch)
+            records = [entry.record for entry in it.recorded.take(1000)]
+            sessions = [each for each in records if isinstance(each, SessionChanged)]
+            assert [(each.session, each.session_id) for each in sessions] == [
+                ("established", before),
+                ("expired", before),
+                ("established", f"{it.session.session_id:#x}"),
+            ]
 
     run(scenario)
 
@@ -177,7 +190,7 @@ class Registrations:
             self.registered.set()
 
 
-def test_registration_is_tried_until_it_succeeds_and_says_so_now_and_then(
+def test_registration_is_retried_until_it_succeeds_and_logged_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:

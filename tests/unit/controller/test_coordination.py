@@ -48,12 +48,12 @@ class Session:
     def forget_change(self, path: str) -> None:
         self.handlers.pop(path, None)
 
-    def tell(self, kind: EventType) -> None:
+    def notify(self, kind: EventType) -> None:
         if PATH in self.handlers:
             self.handlers[PATH](WatchEvent(kind, PATH))
 
 
-def test_a_znode_that_went_and_came_back_while_it_was_read_is_still_heard_of() -> None:
+def test_a_znode_that_was_deleted_and_recreated_while_it_was_read_is_still_reported() -> None:
     async def scenario() -> None:
         events: list[ControllerEvent] = []
         session = Session()
@@ -63,10 +63,10 @@ def test_a_znode_that_went_and_came_back_while_it_was_read_is_still_heard_of() -
         again = asyncio.ensure_future(coordination.read((GetData(PATH, watch=True),)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        session.tell(EventType.DELETED)
+        session.notify(EventType.DELETED)
         session.answers.put_nowait(GetDataResult(b"", STAT))
         await again
-        session.tell(EventType.DATA_CHANGED)
+        session.notify(EventType.DATA_CHANGED)
         assert events == [PartitionModifications("t")]
 
     asyncio.run(scenario())
@@ -79,7 +79,7 @@ def test_handlers_go_with_their_znodes() -> None:
         session.answers.put_nowait(GetDataResult(b"", STAT))
         await coordination.read((GetData(PATH, watch=True),))
         assert PATH in session.handlers
-        session.tell(EventType.DELETED)
+        session.notify(EventType.DELETED)
         assert session.handlers == {}
         session.answers.put_nowait(NoNode(PATH))
         assert await coordination.read((GetData(PATH, watch=True),)) == (None,)
@@ -102,7 +102,7 @@ def test_many_znodes_with_a_watch_are_read_in_bulk() -> None:
         assert results[2:] == tuple(GetDataResult(path.encode(), STAT) for path in paths[1:])
         assert session.watched == paths
         assert list(session.handlers) == paths[1:], "what is not there has no watch, and no handler"
-        session.tell(EventType.DATA_CHANGED)
+        session.notify(EventType.DATA_CHANGED)
         assert events == [PartitionModifications("t")]
 
     asyncio.run(scenario())

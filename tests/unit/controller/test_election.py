@@ -52,7 +52,7 @@ def test_unclean_prefers_a_replica_that_is_not_only_being_added() -> None:
     assert found is not None and found.leader_and_isr.leader == 3
 
 
-def test_preferred_is_the_first_replica_or_nobody() -> None:
+def test_preferred_is_the_first_replica_or_none() -> None:
     found = elect_preferred(REPLICAS, state(2, 2, 1), {1, 2})
     assert found is not None and found.leader_and_isr == LeaderAndIsr(1, 6, (2, 1), 7)
     assert found.recipients == (1, 2, 3)
@@ -67,7 +67,7 @@ def test_reassignment_elects_from_the_target_only() -> None:
     assert found.recipients == (2, 3)
 
 
-def test_controlled_shutdown_moves_away_and_still_tells_the_one_that_leaves() -> None:
+def test_controlled_shutdown_moves_leaders_and_still_notifies_the_broker_that_leaves() -> None:
     found = elect_for_controlled_shutdown(REPLICAS, state(1, 1, 2), {1, 2, 3}, {1})
     assert found is not None and found.leader_and_isr == LeaderAndIsr(2, 6, (2,), 7)
     assert found.recipients == (1, 2, 3)
@@ -81,7 +81,7 @@ def test_the_last_member_stays_in_the_isr() -> None:
     assert remove_from_isr(state(1, 1), [3], [1].__contains__) is None
 
 
-def test_all_members_of_an_isr_stay_when_nobody_is_left_who_can_lead() -> None:
+def test_all_members_of_an_isr_stay_when_none_of_them_can_lead() -> None:
     assert remove_from_isr(state(1, 1, 2, 3), [1, 2, 3], [].__contains__) == LeaderAndIsr(-1, 6, (1, 2, 3), 7)
     assert remove_from_isr(state(1, 1, 2, 3), [1, 2], [].__contains__) == LeaderAndIsr(-1, 6, (1, 2, 3), 7)
     assert remove_from_isr(state(-1, 1, 2), [1, 2], [].__contains__) is None

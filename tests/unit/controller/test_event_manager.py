@@ -101,7 +101,7 @@ def test_a_broker_that_is_not_the_controller_refuses() -> None:
     run(scenario)
 
 
-def test_expiry_clears_the_queue_and_everybody_is_answered() -> None:
+def test_expiry_clears_the_queue_and_answers_every_caller() -> None:
     async def scenario() -> None:
         it = Setup()
         busy = it.ask(Startup())
@@ -119,7 +119,7 @@ def test_expiry_clears_the_queue_and_everybody_is_answered() -> None:
     run(scenario)
 
 
-def test_an_unexpected_error_answers_the_caller_and_the_queue_goes_on() -> None:
+def test_an_unexpected_error_answers_the_caller_and_the_queue_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         it = Setup()
         broken = it.ask(Startup())
@@ -129,6 +129,7 @@ def test_an_unexpected_error_answers_the_caller_and_the_queue_goes_on() -> None:
         await it.close()
 
     run(scenario)
+    assert "[ControllerEventThread controllerId=1] Startup failed: giving up the role of controller" in caplog.messages
 
 
 def test_after_close_everything_is_refused() -> None:

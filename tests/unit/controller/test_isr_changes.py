@@ -81,10 +81,10 @@ def test_a_replica_that_is_being_added_is_asked_for_after_a_directory_failed() -
     core.tree.write(core.tools, note, 0)
     core.queue.append(LogDirEventNotification())
     core.drain()
-    told = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
-    assert [state.partition for request in told for state in request.partitions] == [TopicPartition("t", 0)]
+    reported = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
+    assert [state.partition for request in reported for state in request.partitions] == [TopicPartition("t", 0)]
     lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
-    core.queue.append(LeaderAndIsrResponseReceived(3, told[0].head, ErrorCode.NONE, lost))
+    core.queue.append(LeaderAndIsrResponseReceived(3, reported[0].head, ErrorCode.NONE, lost))
     core.drain()
     assert core.controller is not None
     assert core.controller.context.brokers.offline_logs == {3: {TopicPartition("t", 0)}}
@@ -98,9 +98,9 @@ def test_a_replica_whose_directory_failed_does_not_join() -> None:
     core.tree.write(core.tools, Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True), 0)
     core.queue.append(LogDirEventNotification())
     core.drain()
-    told = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
+    reported = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
     lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
-    core.queue.append(LeaderAndIsrResponseReceived(3, told[0].head, ErrorCode.NONE, lost))
+    core.queue.append(LeaderAndIsrResponseReceived(3, reported[0].head, ErrorCode.NONE, lost))
     core.drain()
     assert ask(core, (1, 2, 3)) == [ErrorCode.INELIGIBLE_REPLICA]
     assert isr(core) == (1, 2)
@@ -111,20 +111,22 @@ def test_a_partition_gets_its_leader_back_when_a_directory_works_again() -> None
     core = Core("brokers 2 3", "controller 1", "create t 3")
     tp = TopicPartition("t", 0)
 
-    def tell(error: ErrorCode) -> None:
+    def notify(error: ErrorCode) -> None:
         core.sent.clear()
         core.tree.write(core.tools, Create(paths.log_dir_event_path(), encode_log_dir_event(3), sequential=True), 0)
         core.queue.append(LogDirEventNotification())
         core.drain()
-        told = [request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)]
-        core.queue.append(LeaderAndIsrResponseReceived(3, told[-1].head, ErrorCode.NONE, ((tp, error),)))
+        reported = [
+            request for broker, request in core.sent if broker == 3 and isinstance(request, LeaderAndIsrRequest)
+        ]
+        core.queue.append(LeaderAndIsrResponseReceived(3, reported[-1].head, ErrorCode.NONE, ((tp, error),)))
         core.drain()
 
-    tell(ErrorCode.KAFKA_STORAGE_ERROR)
+    notify(ErrorCode.KAFKA_STORAGE_ERROR)
     assert core.controller is not None
     context = core.controller.context
     assert context.states.leadership[tp].leader_and_isr.leader == -1 and context.brokers.offline_logs == {3: {tp}}
-    tell(ErrorCode.NONE)
+    notify(ErrorCode.NONE)
     assert context.states.leadership[tp].leader_and_isr.leader == 3 and context.brokers.offline_logs == {}
     updates = [r for broker, r in core.sent if broker == 2 and isinstance(r, UpdateMetadataRequest)]
     assert updates[-1].body.partitions[0].offline_replicas == ()
@@ -133,18 +135,20 @@ def test_a_partition_gets_its_leader_back_when_a_directory_works_again() -> None
 def test_an_answer_of_another_life_or_term_is_not_believed() -> None:
     """The broker said that its log was gone, and came back with a new disk before the controller read the answer."""
     core = Core("brokers 2 3", "controller 1", "create t 1,2")
-    told = next(request for broker, request in core.sent if broker == 2 and isinstance(request, LeaderAndIsrRequest))
+    reported = next(
+        request for broker, request in core.sent if broker == 2 and isinstance(request, LeaderAndIsrRequest)
+    )
     core.run("bounces 2")
     lost = ((TopicPartition("t", 0), ErrorCode.KAFKA_STORAGE_ERROR),)
     assert core.controller is not None
-    head, epoch = told.head, core.controller.context.brokers.live_or_shutting_down[2].epoch
+    head, epoch = reported.head, core.controller.context.brokers.live_or_shutting_down[2].epoch
     for stale in (head, replace(head, broker_epoch=epoch, controller_epoch=head.controller_epoch - 1)):
         core.queue.append(LeaderAndIsrResponseReceived(2, stale, ErrorCode.NONE, lost))
         core.drain()
         assert core.controller.context.brokers.offline_logs == {}
 
 
-def test_an_isr_that_the_leader_wrote_and_nobody_told_of_decides_whether_an_unclean_election_is_needed() -> None:
+def test_an_isr_that_the_leader_wrote_without_notice_decides_whether_an_unclean_election_is_needed() -> None:
     """Under an old protocol the leader takes 3 out of the ISR and dies before the controller learns of it."""
     core = Core("protocol 2.5", "brokers 2 3", "controller 1")
     topic = CreatableTopic("t", assignments=((0, (2, 3)),), configs=(("unclean.leader.election.enable", "true"),))

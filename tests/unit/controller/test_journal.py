@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,10 +18,14 @@ from klamm.control_log.records import (
     EventQueued,
     LeadershipChange,
     ListedOperation,
+    ListedProposal,
+    ProposalAnswered,
+    RegistrationChanged,
     RequestAcknowledged,
     RequestCoalesced,
     RequestQueued,
     RequestSent,
+    SessionChanged,
     ZnodesWritten,
 )
 from klamm.controller.channel_manager import ControllerChannelManager
@@ -41,6 +46,7 @@ from klamm.controller.events import (
     ReplicaLeaderElection,
 )
 from klamm.controller.journal import ControllerJournal, summary_of, topics_of
+from klamm.controller.replies import AlterPartitionResult, AlterPartitionResults
 from klamm.controller.requests import (
     RequestHead,
     StopReplicaPartition,
@@ -51,7 +57,14 @@ from klamm.controller.requests import (
 )
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
-from klamm.model import CONTROL_LOG_TOPIC, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.model import CONTROL_LOG_TOPIC, LeaderAndIsr, LeaderIsrAndControllerEpoch, SecurityProtocol, TopicPartition
+from klamm.protocol.messages import update_metadata
+from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from klamm.security.client_security import ClientSecurity
+from klamm.security.outgoing import OutgoingSecurity
+from klamm.security.sasl.client_mechanisms import SaslCredentials
+from klamm.security.secret import Secret
 from klamm.zk.model.ops import BadVersion, Check, ConnectionLoss, MultiFailed, MultiFailure, SetData
 from tests.unit.controller.fake_broker import FakeBroker, success
 
@@ -59,8 +72,8 @@ TP = TopicPartition("orders", 1)
 HEAD = RequestHead(0, 3, 1)
 
 
-def report(told: ControllerJournal, *changes: replica.LeadershipChange | None) -> None:
-    told.leadership_changed(change for change in changes if change is not None)
+def report(reported: ControllerJournal, *changes: replica.LeadershipChange | None) -> None:
+    reported.leadership_changed(change for change in changes if change is not None)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -102,8 +115,8 @@ def test_events_name_their_topics(event: ControllerEvent, topics: Sequence[str])
     assert topics_of(event) == topics
 
 
-def test_an_attempt_to_create_the_logs_own_topic_is_not_told() -> None:
-    told, buffer = journal()
+def test_an_attempt_to_create_the_logs_own_topic_is_not_recorded() -> None:
+    reported, buffer = journal()
     own = CreateTopics((CreatableTopic(CONTROL_LOG_TOPIC),))
     for event in (
         own,
@@ -111,35 +124,35 @@ def test_an_attempt_to_create_the_logs_own_topic_is_not_told() -> None:
             1, HEAD, ErrorCode.NONE, ((TopicPartition(CONTROL_LOG_TOPIC, 0), ErrorCode.NONE),)
         ),
     ):
-        told.event_queued(event, 1, "request", 0)
-        told.event_started(event, 1, 0.0)
-        told.event_done(event, 1, 0.0, "done")
+        reported.event_queued(event, 1, "request", 0)
+        reported.event_started(event, 1, 0.0)
+        reported.event_done(event, 1, 0.0, "done")
     assert recorded(buffer) == []
-    told.event_queued(CreateTopics((CreatableTopic(CONTROL_LOG_TOPIC), CreatableTopic("a"))), 2, "request", 0)
+    reported.event_queued(CreateTopics((CreatableTopic(CONTROL_LOG_TOPIC), CreatableTopic("a"))), 2, "request", 0)
     assert [type(record) for record in recorded(buffer)] == [EventQueued]
 
 
-def test_a_change_of_the_logs_own_topic_is_told_once() -> None:
-    told, buffer = journal()
+def test_a_change_of_the_logs_own_topic_is_recorded_once() -> None:
+    reported, buffer = journal()
     cache = ControllerContext(ControllerConfig(0), SystemClock(), Random(0))
     tp = TopicPartition(CONTROL_LOG_TOPIC, 0)
     state = LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)
-    report(told, cache.states.put_leadership(tp, state, "initial"), cache.states.put_leadership(tp, state))
+    report(reported, cache.states.put_leadership(tp, state, "initial"), cache.states.put_leadership(tp, state))
     assert [record.KIND for record in recorded(buffer) if isinstance(record, LeadershipChange)] == ["election"]
 
 
 def test_transactions_have_their_operations_and_the_znode_that_refused_them() -> None:
     log = ControlLogBuffer("control", 100, SystemClock())
-    told = ControllerJournal(log)
+    reported = ControllerJournal(log)
     ops = (Check("/controller_epoch", 3), SetData("/brokers/topics/orders/partitions/1/state", b"{}", 7))
-    told.event_started(BrokerChange(), 5, 0.0)
-    told.znodes_written(ops, None, 2.5)
+    reported.event_started(BrokerChange(), 5, 0.0)
+    reported.znodes_written(ops, None, 2.5)
     refused = MultiFailed(MultiFailure(0, ops[0], BadVersion("/controller_epoch"), ()))
-    told.znodes_written(ops, refused, 1.5)
-    told.znodes_written(ops, ConnectionLoss(), 9.0)
+    reported.znodes_written(ops, refused, 1.5)
+    reported.znodes_written(ops, ConnectionLoss(), 9.0)
     own = CreateTopics((CreatableTopic(CONTROL_LOG_TOPIC, 1, 1),))
-    told.event_started(own, 6, 0.0)
-    told.znodes_written(ops, None, 2.5)
+    reported.event_started(own, 6, 0.0)
+    reported.znodes_written(ops, None, 2.5)
     found = [entry.record for entry in log.take(100) if isinstance(entry.record, ZnodesWritten)]
     assert [(it.error, it.refused_path, it.number) for it in found] == [
         ("NONE", None, 5),
@@ -153,12 +166,12 @@ def test_transactions_have_their_operations_and_the_znode_that_refused_them() ->
 
 
 def test_states_that_are_read_are_no_changes() -> None:
-    told, buffer = journal()
+    reported, buffer = journal()
     cache = ControllerContext(ControllerConfig(0), SystemClock(), Random(0))
-    told.event_started(BrokerChange(), 9, 0.1)
+    reported.event_started(BrokerChange(), 9, 0.1)
     recorded(buffer)
     report(
-        told,
+        reported,
         cache.states.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1, 2)), 3)),
         cache.states.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(1, 0, (1,), 1), 3)),
         cache.states.put_leadership(TP, LeaderIsrAndControllerEpoch(LeaderAndIsr(2, 1, (2,), 2), 3), "offline"),
@@ -170,10 +183,10 @@ def test_states_that_are_read_are_no_changes() -> None:
     assert (second.KIND, second.strategy, second.after.leader) == ("election", "offline", 2)
 
 
-def test_the_controller_is_told_when_it_is_another() -> None:
-    told, buffer = journal()
+def test_a_change_of_the_controller_is_recorded() -> None:
+    reported, buffer = journal()
     for controller_id, epoch in ((1, 0), (1, 0), (2, 5), (2, 5), (-1, 0)):
-        told.controller_changed(controller_id, epoch)
+        reported.controller_changed(controller_id, epoch)
     assert recorded(buffer) == [ControllerChanged(0, 1), ControllerChanged(5, 2), ControllerChanged(0, -1)]
 
 
@@ -190,9 +203,9 @@ def test_stops_and_updates_in_few_words() -> None:
     assert (update.api, update.partition_count, len(update.partitions)) == ("UpdateMetadata", 1000, 16)
 
 
-def test_requests_are_told_from_the_queue_to_the_answer() -> None:
+def test_requests_are_recorded_from_the_queue_to_the_answer() -> None:
     async def scenario() -> None:
-        told, buffer = journal()
+        reported, buffer = journal()
         clock = SystemClock()
         answered = asyncio.Event()
         channels = ControllerChannelManager(
@@ -200,7 +213,7 @@ def test_requests_are_told_from_the_queue_to_the_answer() -> None:
             clock=clock,
             metrics=MetricsRegistry(clock),
             on_event=lambda _: answered.set(),
-            journal=told,
+            journal=reported,
         )
         async with FakeBroker(1) as broker:
             channels.add_broker(broker.endpoints)
@@ -218,7 +231,7 @@ def test_requests_have_the_correlation_ids_that_the_broker_received() -> None:
     """Also after a lost connection: the ids continue, so each names one attempt."""
 
     async def scenario() -> None:
-        told, buffer = journal()
+        reported, buffer = journal()
         clock = SystemClock()
         answered: asyncio.Queue[ControllerEvent] = asyncio.Queue()
         channels = ControllerChannelManager(
@@ -226,7 +239,7 @@ def test_requests_have_the_correlation_ids_that_the_broker_received() -> None:
             clock=clock,
             metrics=MetricsRegistry(clock),
             on_event=answered.put_nowait,
-            journal=told,
+            journal=reported,
         )
         losses = [True]
 
@@ -249,9 +262,59 @@ def test_requests_have_the_correlation_ids_that_the_broker_received() -> None:
     run(scenario)
 
 
+def test_the_correlation_id_is_right_while_the_connection_authenticates_again() -> None:
+    """A request that becomes due meanwhile has a later id than the requests of the authentication."""
+
+    async def scenario() -> None:
+        reported, buffer = journal()
+        clock = SystemClock()
+        answered: asyncio.Queue[ControllerEvent] = asyncio.Queue()
+        login = ClientSecurity(
+            SecurityProtocol.SASL_PLAINTEXT, sasl=SaslCredentials("PLAIN", "controller", Secret("secret"))
+        )
+        channels = ControllerChannelManager(
+            ControllerConfig(0, outgoing=OutgoingSecurity({"PLAINTEXT": login})),
+            clock=clock,
+            metrics=MetricsRegistry(clock),
+            on_event=answered.put_nowait,
+            journal=reported,
+        )
+        update = UpdateMetadataRequest(HEAD, UpdateMetadataBody((), (), ()))
+        lifetimes_ms = [0, 50]
+
+        def answer(request: Any) -> Any:
+            if isinstance(request, SaslHandshakeRequest):
+                if len(lifetimes_ms) == 1:
+                    channels.send_request(1, update)
+                return SaslHandshakeResponse(error_code=0, mechanisms=["PLAIN"])
+            if isinstance(request, SaslAuthenticateRequest):
+                lifetime_ms = lifetimes_ms.pop()
+                return SaslAuthenticateResponse(
+                    error_code=0, error_message=None, auth_bytes=b"", session_lifetime_ms=lifetime_ms
+                )
+            return success(request)
+
+        async with FakeBroker(1, answer) as broker:
+            channels.add_broker(broker.endpoints)
+            channels.send_request(1, update)
+            for _ in range(2):
+                await answered.get()
+            await channels.shutdown()
+        received = [
+            number
+            for number, request in zip(broker.correlation_ids, broker.requests, strict=True)
+            if isinstance(request, update_metadata.UpdateMetadataRequest)
+        ]
+        records = recorded(buffer)
+        assert [r.correlation_id for r in records if isinstance(r, RequestSent)] == received and len(received) == 2
+        assert [r.correlation_id for r in records if isinstance(r, RequestAcknowledged)] == received
+
+    run(scenario)
+
+
 def test_requests_name_the_events_that_were_merged_into_them() -> None:
     async def scenario() -> None:
-        told, buffer = journal()
+        reported, buffer = journal()
         clock = SystemClock()
         answered = asyncio.Event()
         channels = ControllerChannelManager(
@@ -259,14 +322,14 @@ def test_requests_name_the_events_that_were_merged_into_them() -> None:
             clock=clock,
             metrics=MetricsRegistry(clock),
             on_event=lambda _: answered.set(),
-            journal=told,
+            journal=reported,
         )
         async with FakeBroker(1) as broker:
             channels.add_broker(broker.endpoints)
             for number, event in ((7, BrokerChange()), (8, BrokerChange()), (9, DeleteTopics(("a",)))):
-                told.event_started(event, number, 0.0)
+                reported.event_started(event, number, 0.0)
                 channels.send_request(1, UpdateMetadataRequest(HEAD, UpdateMetadataBody((), (), ())))
-            told.event_started(CreateTopics(()), 10, 0.0)  # the sender's turn comes during a later event
+            reported.event_started(CreateTopics(()), 10, 0.0)  # the sender's turn comes during a later event
             await answered.wait()
             await channels.shutdown()
         records = recorded(buffer)
@@ -289,11 +352,15 @@ def test_correlation_ids_continue_when_a_broker_returns() -> None:
     """With the same controller epoch, two requests to one broker never have the same id."""
 
     async def scenario() -> None:
-        told, buffer = journal()
+        reported, buffer = journal()
         clock = SystemClock()
         answered: asyncio.Queue[ControllerEvent] = asyncio.Queue()
         channels = ControllerChannelManager(
-            ControllerConfig(0), clock=clock, metrics=MetricsRegistry(clock), on_event=answered.put_nowait, journal=told
+            ControllerConfig(0),
+            clock=clock,
+            metrics=MetricsRegistry(clock),
+            on_event=answered.put_nowait,
+            journal=reported,
         )
         async with FakeBroker(1) as broker:
             for _ in range(2):
@@ -308,10 +375,49 @@ def test_correlation_ids_continue_when_a_broker_returns() -> None:
     run(scenario)
 
 
-def test_an_event_that_is_refused_is_told_too() -> None:
-    told, buffer = journal()
-    told.event_queued(BrokerChange(), 1, "watch", 0)
-    told.event_done(BrokerChange(), 1, 3.0, "refused")
+def test_an_event_that_is_refused_is_recorded_too() -> None:
+    reported, buffer = journal()
+    reported.event_queued(BrokerChange(), 1, "watch", 0)
+    reported.event_done(BrokerChange(), 1, 3.0, "refused")
     queued, done = recorded(buffer)
     assert isinstance(queued, EventQueued) and queued.cause == "watch"
     assert isinstance(done, EventDone) and done.outcome == "refused"
+
+
+def test_answers_to_proposals_are_recorded_with_errors_and_epochs() -> None:
+    reported, buffer = journal()
+    reported.epoch = 3
+    event = AlterPartition(1, 41, (AlterPartitionItem(0, 5, (1, 2), 9, topic="a"), AlterPartitionItem(1, 6, (1,), 7)))
+    results = (
+        AlterPartitionResult("a", UUID(int=1), 0, ErrorCode.NONE),
+        AlterPartitionResult("b", UUID(int=2), 1, ErrorCode.FENCED_LEADER_EPOCH),
+    )
+    reported.replied(event, 12, AlterPartitionResults(partitions=results))
+    reported.refused(event, 13, ErrorCode.NOT_CONTROLLER)
+    reported.refused(BrokerChange(), 14, ErrorCode.NOT_CONTROLLER)
+    own = AlterPartition(1, 41, (AlterPartitionItem(0, 5, (1,), 9, topic=CONTROL_LOG_TOPIC),))
+    reported.replied(own, 15, AlterPartitionResults())
+    answered, refused = recorded(buffer)
+    assert isinstance(answered, ProposalAnswered) and isinstance(refused, ProposalAnswered)
+    assert (answered.controller_epoch, answered.number, answered.target, answered.broker_epoch) == (3, 12, 1, 41)
+    assert (answered.error, answered.partition_count, answered.failed_partition_count) == ("NONE", 2, 1)
+    fenced = ListedProposal("b", 1, 6, 7, (1,), "FENCED_LEADER_EPOCH")
+    assert answered.partitions == (ListedProposal("a", 0, 5, 9, (1, 2), "NONE"), fenced)
+    assert (refused.error, refused.failed_partition_count) == ("NOT_CONTROLLER", 2)
+    assert {it.error for it in refused.partitions} == {"NOT_CONTROLLER"}
+
+
+def test_sessions_and_registrations_are_recorded() -> None:
+    reported, buffer = journal()
+    reported.session_changed("established", 0x1234)
+    reported.epoch = 3
+    reported.event_started(BrokerChange(), 15, 0.0)
+    reported.registrations_changed(gone=((2, 40),), registered=((2, 44),))
+    session, _, gone, registered = recorded(buffer)
+    assert session == SessionChanged(0, "established", "0x1234")
+    assert gone == RegistrationChanged(3, "BrokerChange", 15, 2, "gone", 40, *registered_state())
+    assert registered == RegistrationChanged(3, "BrokerChange", 15, 2, "registered", 44, *registered_state())
+
+
+def registered_state() -> tuple[int, str]:
+    return BrokerChange.STATE.value, BrokerChange.STATE.label

@@ -152,7 +152,7 @@ def test_an_operator_need_not_wait() -> None:
     assert state(core) == (2, (2,)) and not reports_unclean(core, 2)
 
 
-def test_a_topic_that_may_lose_records_does_not_wait_for_who_is_missing() -> None:
+def test_a_topic_that_may_lose_records_does_not_wait_for_missing_replicas() -> None:
     core = Core(*START)
     core.tool_writes(paths.config_entity_path("topics", "T"), encode_config({"unclean.leader.election.enable": "true"}))
     for command in ("dies 1 2 3", "starts-unclean 1", "starts-unclean 2", "log-ends 1 T-0=0,5"):
@@ -162,13 +162,13 @@ def test_a_topic_that_may_lose_records_does_not_wait_for_who_is_missing() -> Non
     assert state(core) == (2, (2,))
 
 
-def test_the_last_in_sync_leads_at_once_when_there_is_nobody_to_compare_it_with() -> None:
+def test_the_last_in_sync_leads_at_once_without_a_replica_to_compare_it_with() -> None:
     core = CountingCore("brokers 1 2 3", "controller 0", "create T 1", "dies 1")
     assert core.cost("starts-unclean 1")[3] == 0
     assert state(core) == (1, (1,))
 
 
-def test_a_new_controller_finds_out_again_who_is_suspected() -> None:
+def test_a_new_controller_finds_the_suspects_again() -> None:
     core = Core(*START, "dies 1 2 3", "starts-unclean 1")
     core.run("controller-fails-over-to 4")
     assert state(core) == (-1, (1, 2, 3)) and reports_unclean(core, 1)

@@ -85,7 +85,7 @@ def test_an_unclean_election_ends_a_move_whose_target_it_puts_in_sync(how: str) 
     assert is_moved_to(core, 2)
 
 
-def test_a_replica_that_its_leader_takes_in_while_its_move_is_taken_back_does_not_stay_in_the_isr() -> None:
+def test_a_replica_that_its_leader_takes_in_while_its_move_is_cancelled_does_not_stay_in_the_isr() -> None:
     """Before AlterPartition leaders write the ISR themselves: here just when the controller has dropped the replica."""
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1", "reassign T-0 1,2")
     path = paths.partition_state_path(*TP)
@@ -128,7 +128,7 @@ class CountingCore(Core):
 
 
 @pytest.mark.parametrize("how", ["dies 1", "elect"])
-def test_moves_that_go_on_cost_no_round_trips_of_their_own(how: str) -> None:
+def test_moves_that_continue_cost_no_round_trips_of_their_own(how: str) -> None:
     asked = []
     for count in (2, 20):
         core = CountingCore("brokers 1 2 3", "controller 0", "create T" + " 1,2" * count)

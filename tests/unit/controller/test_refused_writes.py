@@ -137,7 +137,7 @@ def test_other_znodes_that_cannot_be_written() -> None:
     assert core.is_active()
 
 
-def test_a_topic_whose_znodes_cannot_be_deleted_costs_nobody_else() -> None:
+def test_a_topic_whose_znodes_cannot_be_deleted_disturbs_no_other() -> None:
     core = Core("controller 1", "create a 1", "create b 1", "create c 1")
     refusing(core, paths.partition_path("b", 0))
     assert errors(core.ask(DeleteTopics(("a", "b", "c")))) == [ErrorCode.NONE] * 3
@@ -184,7 +184,7 @@ def test_a_topic_with_more_znodes_than_kafka_writes_is_deleted_with_all_of_them(
     assert paths.delete_topic_path("a") not in core.tree.nodes
 
 
-def test_a_topic_to_which_somebody_adds_for_ever_stays_queued() -> None:
+def test_a_topic_that_grows_for_ever_stays_queued() -> None:
     core = Core("controller 1", "create a 1", "create b 1")
     count = iter(range(1_000))
     core.before_multi = lambda _: core.tool_writes(f"{paths.topic_path('a')}/x{next(count)}", b"")

@@ -41,7 +41,7 @@ def test_again_and_again() -> None:
         assert core.tree.nodes[ME].czxid == epoch(core) > before
 
 
-def test_a_deletion_that_nobody_told_is_found_at_the_next_look() -> None:
+def test_a_deletion_without_a_notification_is_found_at_the_next_look() -> None:
     """Deleted before the watch was set."""
     core = Core("controller 1")
     core.tree.write(core.tools, Delete(ME), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from klamm.controller.effects import Note, Send
 from klamm.controller.events import (
     CreatablePartitions,
     CreatableTopic,
@@ -13,6 +14,8 @@ from klamm.controller.events import (
     UncleanLeaderElectionEnable,
 )
 from klamm.controller.replies import TopicResult, TopicResults
+from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.requests import UpdateMetadataRequest
 from klamm.controller.topics import MANY_TOPICS
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -104,3 +107,15 @@ def test_a_request_does_not_add_more_partitions_in_all_than_a_topic_may_have() -
     first, second, unknown, small = topics(core.ask(CreatePartitions(tuple(asked), True)))
     assert (first.error, second.error) == (ErrorCode.NONE, ErrorCode.POLICY_VIOLATION)
     assert (unknown.error, small.error) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE)
+
+
+def test_update_metadata_skips_partitions_that_have_no_leader_yet() -> None:
+    core = Core("brokers 2", "controller 1", "create t 1")
+    assert core.controller is not None
+    led, new = TopicPartition("t", 0), TopicPartition("new", 0)
+    note, *sends = ControllerBrokerRequestBatch.build(core.controller.context, update_metadata=[led, new]).send()
+    assert note == Note("UpdateMetadata skips 1 partitions that have no leader yet: new-0")
+    assert [send.broker_id for send in sends if isinstance(send, Send)] == [1, 2]
+    for send in sends:
+        assert isinstance(send, Send) and isinstance(send.request, UpdateMetadataRequest)
+        assert [state.partition for state in send.request.body.partitions] == [led]

@@ -196,7 +196,7 @@ def test_the_queue_is_bounded_by_the_cluster_and_not_by_time(
         (["delete metadata", "stop and delete", "update", "new epoch"], 4),
     ],
 )
-def test_what_happens_again_and_again_waits_once(cycle: list[str], length: int) -> None:
+def test_a_repeated_change_waits_once(cycle: list[str], length: int) -> None:
     controller, queue = Controller(), RequestQueue()
     for number, kind in enumerate(cycle * 1_000):
         queue.put(controller.make(kind, PARTITIONS[:2], number), float(number))
@@ -236,7 +236,7 @@ def test_the_last_slice_of_an_update_is_never_full(limit: int, lengths: list[int
     assert all(isinstance(request, UpdateMetadataRequest) and request.body.live_brokers for request in taken)
 
 
-def test_brokers_share_the_slices_of_what_all_are_told() -> None:
+def test_brokers_share_the_slices_of_a_common_update() -> None:
     request = Controller().make("update", PARTITIONS, 1)
     queues = [RequestQueue(max_partitions=3) for _ in range(2)]
     for queue in queues:
@@ -247,7 +247,7 @@ def test_brokers_share_the_slices_of_what_all_are_told() -> None:
         assert mine.body is theirs.body
 
 
-def test_what_is_encoded_for_one_broker_is_not_encoded_again_unless_it_was_merged() -> None:
+def test_a_request_is_encoded_once_unless_it_was_merged() -> None:
     controller, queue = Controller(), RequestQueue()
     first, second = (controller.make("new epoch", PARTITIONS, step) for step in (1, 2))
     assert isinstance(first, LeaderAndIsrRequest)
@@ -264,12 +264,12 @@ def partitions_of(request: ControlRequest) -> tuple[object, ...]:
     return request.body.partitions if isinstance(request, UpdateMetadataRequest) else request.partitions
 
 
-def test_the_end_of_a_topic_is_told_before_its_name_comes_back() -> None:
+def test_the_end_of_a_topic_is_sent_before_its_name_returns() -> None:
     queue, controller = RequestQueue(), Controller()
     for number, kind in enumerate(["update", "delete metadata", "delete metadata", "update", "update"]):
         queue.put(controller.make(kind, PARTITIONS[:1], number), 0.0)
-    told = [queue.take().request for _ in range(len(queue))]
-    assert [[s.leader for s in request.body.partitions] for request in told] == [[-2, -2], [2]]  # type: ignore[union-attr]
+    reported = [queue.take().request for _ in range(len(queue))]
+    assert [[s.leader for s in request.body.partitions] for request in reported] == [[-2, -2], [2]]  # type: ignore[union-attr]
 
 
 def decisions(*numbers: int) -> tuple[Decision, ...]:

@@ -95,7 +95,7 @@ def grow(count: int, assignments: tuple[tuple[int, ...], ...] | None = None) -> 
     return plan_partitions(CreatablePartitions("t", count, assignments), CURRENT, BROKERS, TopicDefaults())
 
 
-def test_growth_goes_on_where_partition_0_began() -> None:
+def test_growth_continues_where_partition_0_began() -> None:
     grown = grow(4)
     assert isinstance(grown, dict)
     assert list(grown) == [2, 3] and grown[2][0] == 1 and all(len(r) == 2 for r in grown.values())

@@ -71,7 +71,7 @@ def test_a_leader_that_is_not_assigned_hands_over_when_the_controller_changes() 
 
 
 @pytest.mark.parametrize("isr", [(3,), (3, 1)], ids=["alone", "with one that is dead"])
-def test_a_leader_that_is_not_assigned_stays_while_nobody_else_could_lead(isr: tuple[int, ...]) -> None:
+def test_a_leader_that_is_not_assigned_stays_while_no_other_can_lead(isr: tuple[int, ...]) -> None:
     """A new leader epoch would make its broker take the only good copy for a stray and delete it."""
     core = Core("brokers 1 2 3", "controller 0", "create T 1,2")
     written = decode_partition_state(TP, core.tree.nodes[STATE].data, 0)
@@ -85,18 +85,18 @@ def test_a_leader_that_is_not_assigned_stays_while_nobody_else_could_lead(isr: t
     assert now.leader_epoch == led.leader_epoch + len(isr) - 1  # one more where somebody left the ISR
 
 
-def test_a_leader_that_was_not_told_lets_the_replica_in_after_the_failover() -> None:
+def test_a_leader_without_notice_lets_the_replica_in_after_the_failover() -> None:
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2")
     leader_writes(core, 1, 2, 3)
     core.sent.clear()
     core.tool_writes(paths.isr_change_path("isr_change_0000000001"), encode_partitions([TP]))
     core.drain()
     assert state(core) == (1, (1, 2))
-    told = [broker for broker, request in core.sent if isinstance(request, LeaderAndIsrRequest)]
-    assert told == [1, 2]
+    reported = [broker for broker, request in core.sent if isinstance(request, LeaderAndIsrRequest)]
+    assert reported == [1, 2]
 
 
-def test_a_note_of_a_topic_in_deletion_tells_nobody_to_lead_it() -> None:
+def test_a_note_of_a_topic_in_deletion_elects_no_leader() -> None:
     """Its replicas are being stopped: a broker that receives an ISR would host the partition again."""
     core = Core("protocol 2.7-IV1", "brokers 1 2 3", "controller 0", "create T 1,2", "dies 2", "delete T")
     assert core.controller is not None and core.controller.context.deletions.is_queued("T")
@@ -108,6 +108,6 @@ def test_a_note_of_a_topic_in_deletion_tells_nobody_to_lead_it() -> None:
     core.drain()
     assert core.tree.nodes[STATE].data == written
     assert {type(request) for _, request in core.sent} == {UpdateMetadataRequest}
-    told = [each.leader for _, request in core.sent for each in request.body.partitions]  # type: ignore[union-attr]
-    assert told and set(told) == {LEADER_DURING_DELETE}
+    reported = [each.leader for _, request in core.sent for each in request.body.partitions]  # type: ignore[union-attr]
+    assert reported and set(reported) == {LEADER_DURING_DELETE}
     assert note not in core.tree.nodes

@@ -21,7 +21,8 @@ from klamm.coordinator.offsets_log import Appended, TransactionalProducer
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import TopicPartition, TransactionVersion
-from klamm.protocol.record_batch import Record, assign_offsets, batches, build_batch, records
+from klamm.protocol.record_batch import Record, batches, build_batch, records
+from tests.support.record_batches import assign_offsets
 
 GROUP = "g"
 START_MS = 1_700_000_000_000

@@ -67,7 +67,7 @@ def test_a_group_is_dead_while_its_tombstones_are_written_and_lives_on_if_they_a
     assert harness.state() is GroupState.EMPTY
 
 
-def test_a_group_can_begin_anew_after_its_deletion() -> None:
+def test_a_group_can_start_again_after_its_deletion() -> None:
     harness = Harness().start()
     harness.stable_group()
     harness.pass_ms(10_000)

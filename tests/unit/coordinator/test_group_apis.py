@@ -25,7 +25,7 @@ from klamm.apis import (
 )
 from klamm.controller.events import CreateTopics
 from klamm.controller.replies import TopicResult, TopicResults
-from klamm.coordinator.shell import create_group_coordinator
+from klamm.coordinator.broker_adapters import create_group_coordinator
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC
 from klamm.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -301,7 +301,7 @@ def test_a_waiting_join_is_a_future_and_may_be_cancelled(one: GroupBroker) -> No
     gone = one.dispatch(join_group.API, one.join_request(), 3)
     gone.cancel()
     one.ask(join_group.API, one.join_request(first.member_id), 9)
-    assert waiting.result().generation_id == 2
+    assert one.run(waiting).generation_id == 2
     assert gone.cancelled()
 
 
@@ -316,7 +316,7 @@ def test_sync_group(one: GroupBroker, version: int) -> None:
     assert wrong.error_code == ErrorCode.ILLEGAL_GENERATION
 
 
-def test_sync_group_wants_its_protocol_named_from_v5_on(one: GroupBroker) -> None:
+def test_sync_group_requires_the_protocol_name_from_v5_on(one: GroupBroker) -> None:
     one.lead_offsets_topic()
     joined = one.join(9)
     request = one.sync_request(joined, protocol_name=None)
@@ -498,13 +498,13 @@ def test_a_deleted_topic_takes_its_offsets_along(one: GroupBroker) -> None:
     assert one.fetch(9, topic=None) == (0, {})
 
 
-def test_losing_the_offsets_partition_sends_everybody_away(one: GroupBroker) -> None:
+def test_losing_the_offsets_partition_redirects_all_members(one: GroupBroker) -> None:
     one.lead_offsets_topic()
     first = one.stable_member()
     waiting = one.dispatch(join_group.API, one.join_request(), 3)
     one.leader_and_isr(
         {GROUP_METADATA_TOPIC: [0, 1, 2]}, leader=2, leader_epoch=1, isr=(1, 2), replicas=(1, 2), partition_epoch=1
     )
-    assert waiting.result().error_code == ErrorCode.NOT_COORDINATOR
+    assert one.run(waiting).error_code == ErrorCode.NOT_COORDINATOR
     request = HeartbeatRequest(group_id="g", generation_id=1, member_id=first.member_id)
     assert one.ask(heartbeat.API, request, 4).error_code == ErrorCode.NOT_COORDINATOR

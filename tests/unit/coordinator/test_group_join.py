@@ -192,7 +192,7 @@ def test_joining_again_in_a_stable_group() -> None:
     harness.join(leader)
     harness.sync_all([leader, follower])
     harness.join(leader)
-    assert harness.state() is GroupState.PREPARING_REBALANCE, "a leader joins to have the group assigned anew"
+    assert harness.state() is GroupState.PREPARING_REBALANCE, "a leader joins to have the group assigned again"
 
 
 def test_joining_again_before_the_assignment_gives_the_same_generation() -> None:

@@ -7,6 +7,7 @@ import pytest
 from klamm.coordinator.group_metadata import GroupState
 from klamm.coordinator.membership import MemberIdentity
 from klamm.errors import ErrorCode
+from klamm.metrics import Meter
 from tests.unit.coordinator.harness import GROUP, Harness
 
 
@@ -51,7 +52,7 @@ def test_the_answer_waits_for_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure, told",
+    "failure, reported",
     [
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -62,12 +63,14 @@ def test_the_answer_waits_for_the_log() -> None:
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_an_assignment_that_cannot_be_written_ends_in_another_rebalance(failure: ErrorCode, told: ErrorCode) -> None:
+def test_an_assignment_that_cannot_be_written_ends_in_another_rebalance(
+    failure: ErrorCode, reported: ErrorCode
+) -> None:
     harness, (leader, follower), generation = completing_group()
     harness.log.error = failure
     waiting = harness.sync(follower, generation)
-    assert harness.sync(leader, generation, {leader: b"1"}).value.error is told
-    assert waiting.value.error is told
+    assert harness.sync(leader, generation, {leader: b"1"}).value.error is reported
+    assert waiting.value.error is reported
     assert harness.state() is GroupState.PREPARING_REBALANCE
 
 
@@ -91,6 +94,20 @@ def test_sync_checks_member_generation_and_protocol() -> None:
     wrong_name = harness.sync(leader, generation, protocol_type="consumer", protocol_name="sticky")
     assert wrong_name.value.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert not harness.sync(leader, generation, protocol_type="consumer", protocol_name="range").value.error
+
+
+def test_a_rebalance_is_counted_once_and_only_if_it_completes() -> None:
+    it, (leader, *_), generation = completing_group()
+    name = ("kafka.server", "group-coordinator-metrics", "group-completed-rebalance-count")
+    meter = it.registry.find(*name)
+    assert isinstance(meter, Meter)
+    before = meter.count
+    it.log.holds = True
+    assert it.sync(leader, generation + 1).value.error is ErrorCode.ILLEGAL_GENERATION
+    assert meter.count == before
+    it.sync(leader, generation)
+    it.sync(leader, generation)
+    assert meter.count == before + 1
 
 
 def test_sync_of_an_unknown_group_and_during_a_rebalance() -> None:
@@ -202,7 +219,7 @@ def test_a_session_is_prolonged_by_commits_too() -> None:
     assert member in harness.group.members
 
 
-def test_unloading_answers_everybody() -> None:
+def test_unloading_answers_all_members() -> None:
     harness, (leader, follower), generation = completing_group()
     sync = harness.sync(follower, generation)
     harness.manager.on_resignation(0, 1)

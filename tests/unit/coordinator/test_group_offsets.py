@@ -82,7 +82,7 @@ def test_long_metadata_is_refused_for_its_partition_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure, told",
+    "failure, reported",
     [
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -92,15 +92,15 @@ def test_long_metadata_is_refused_for_its_partition_alone() -> None:
         (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.REQUEST_TIMED_OUT),
     ],
 )
-def test_a_commit_that_cannot_be_written(failure: ErrorCode, told: ErrorCode) -> None:
+def test_a_commit_that_cannot_be_written(failure: ErrorCode, reported: ErrorCode) -> None:
     harness = Harness().start()
     harness.log.error = failure
-    assert errors(harness, 1) == [told]
+    assert errors(harness, 1) == [reported]
     assert harness.committed() is None
     assert not harness.group.offsets.pending
 
 
-def test_what_cannot_be_encoded_does_not_stay_pending() -> None:
+def test_an_offset_that_cannot_be_encoded_does_not_stay_pending() -> None:
     harness = Harness().start()
     harness.commit(1)
     value = OffsetAndMetadata(2, -1, "", 0, expire_timestamp_ms=2**63)
@@ -196,7 +196,7 @@ def test_an_offset_with_its_own_expiry_keeps_to_it() -> None:
     assert (harness.committed(T0), harness.committed(T1)) == (None, 1)
 
 
-def test_a_group_that_nobody_joined_is_forgotten() -> None:
+def test_a_group_without_members_is_forgotten() -> None:
     harness = with_retention()
     pending = harness.join(session_ms=CHECK_MS + 1_000).value.member_id
     harness.pass_ms(CHECK_MS)
@@ -206,7 +206,7 @@ def test_a_group_that_nobody_joined_is_forgotten() -> None:
     assert harness.log.records(0) == []
 
 
-def test_expiry_goes_on_when_the_log_refuses() -> None:
+def test_expiry_continues_when_the_log_refuses() -> None:
     harness = with_retention()
     harness.commit(1)
     harness.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
@@ -315,7 +315,7 @@ def test_many_offsets_are_deleted_in_batches() -> None:
     assert harness.restart().manager.get(GROUP) is None
 
 
-def test_a_coordinator_that_may_have_been_succeeded_does_not_know_what_is_stable() -> None:
+def test_a_coordinator_that_may_have_a_successor_does_not_report_stable_offsets() -> None:
     """After a pause it would answer with old offsets, and a transaction would copy records again."""
     harness = Harness().start()
     harness.log.is_doubtful = True

@@ -132,7 +132,7 @@ def test_a_static_member_keeps_its_place_when_it_misses_a_rebalance() -> None:
     assert harness.group.generation_id == 2
 
 
-def test_when_nobody_rejoins_static_members_are_waited_for_until_their_sessions_end() -> None:
+def test_without_a_rejoin_static_members_are_waited_for_until_their_sessions_end() -> None:
     harness, leader, follower, _ = static_group()
     for member in harness.group.members.values():
         member.session_timeout_ms = 1_000_000

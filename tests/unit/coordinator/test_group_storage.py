@@ -135,7 +135,7 @@ def test_the_partition_of_a_group_is_javas_hash() -> None:
     assert partition_for("console-consumer-12345", 50) == abs(java_string_hash("console-consumer-12345")) % 50
 
 
-def test_what_a_rebalance_and_a_commit_write() -> None:
+def test_records_of_a_rebalance_and_of_a_commit() -> None:
     harness = Harness().start()
     (member_id,), generation = harness.stable_group()
     harness.commit(42, member_id=member_id, generation_id=generation, metadata="md")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
 from klamm.cli.dashboard import file_source, new_source
 from klamm.cli.output import Failure
+from klamm.dashboard.fault_drill import FaultDrill
+from klamm.dashboard.record_history import MAX_RECORDS
 from klamm.dashboard.serve import DashboardServer
-from klamm.dashboard.web_app import STATIC
+from klamm.dashboard.web_app import STATIC, Source
+from klamm.errors import KlammError
 
 RECORDS = tuple(json.dumps({"kind": "watch", "at_ms": n, "broker_id": 1}).encode() for n in range(2_500))
 
@@ -25,7 +32,7 @@ def server() -> Iterator[DashboardServer]:
 
 def get(server: DashboardServer, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     address = server.address.removeprefix("http://").rstrip("/")
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=60)
     try:
         connection.putrequest("GET", path, skip_host="Host" in headers)
         for name, value in headers.items():
@@ -48,7 +55,7 @@ def test_it_serves_the_page_and_its_modules(server: DashboardServer) -> None:
 
 
 def test_all_records_arrive_as_events(server: DashboardServer) -> None:
-    connection = http.client.HTTPConnection(server.address.removeprefix("http://").rstrip("/"), timeout=10)
+    connection = http.client.HTTPConnection(server.address.removeprefix("http://").rstrip("/"), timeout=60)
     connection.request("GET", "/api/records")
     answer = connection.getresponse()
     found: list[object] = []
@@ -63,12 +70,19 @@ def test_all_records_arrive_as_events(server: DashboardServer) -> None:
 
 
 def test_a_reader_continues_where_it_was(server: DashboardServer) -> None:
-    connection = http.client.HTTPConnection(server.address.removeprefix("http://").rstrip("/"), timeout=10)
+    connection = http.client.HTTPConnection(server.address.removeprefix("http://").rstrip("/"), timeout=60)
     connection.request("GET", "/api/records", headers={"Last-Event-ID": "2499"})
     answer = connection.getresponse()
     assert answer.readline() == b"id: 2500\n"
     assert json.loads(answer.readline()[6:])[0]["at_ms"] == 2_499
     connection.close()
+
+
+@pytest.mark.parametrize(
+    "position", ["9" * 5_000, "%C2%B2", "-1"], ids=["too long to parse", "superscript", "negative"]
+)
+def test_an_invalid_position_begins_with_the_first_record(server: DashboardServer, position: str) -> None:
+    assert get(server, f"/api/records?after={position}")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -121,3 +135,58 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes, problem: str) -
     path.write_bytes(content)
     with pytest.raises(Failure, match=problem):
         file_source(path)
+
+
+def test_the_number_of_kept_records_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Source] = []
+    monkeypatch.setattr("klamm.cli.dashboard.serve", lambda source, *_: served.append(source))
+    for options in (["--records", "7"], []):
+        assert CliRunner().invoke(app, ["dashboard", *options]).exit_code == 0
+    assert [source.most_records for source in served] == [7, MAX_RECORDS]
+
+
+def test_streams_end_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """A page that is open when the server stops: its stream ends as it should, and nothing is reported."""
+    with DashboardServer(new_source(title="a run", records=RECORDS[:10], end_ms=10)) as running:
+        connection = http.client.HTTPConnection(running.address.removeprefix("http://").rstrip("/"), timeout=60)
+        connection.request("GET", "/api/records")
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"id: 10")
+    rest = answer.read()  # raises IncompleteRead if the stream was cut
+    connection.close()
+    assert rest.startswith(b"data: ")
+    assert not caplog.records
+
+
+class _StoppedCluster:
+    """As much of a cluster as a drill that ends asks for."""
+
+    has_drill, broker_ids, is_zookeeper_running = True, (1,), True
+
+    def is_running(self, broker_id: int) -> bool:
+        return False
+
+    def is_cut(self, broker_id: int) -> bool:
+        return False
+
+    def disk_delay_s(self, broker_id: int) -> float:
+        return 0.0
+
+    def slow_disk(self, broker_id: int, delay_s: float) -> None: ...
+
+    def heal(self, broker_id: int) -> None: ...
+
+
+def test_a_drill_that_has_ended_shows_its_last_state() -> None:
+    """Pages ask until the server has stopped, and the drill ends before."""
+
+    async def ask() -> None:
+        drill = FaultDrill(cast(Any, _StoppedCluster()))
+        before = await drill.state()
+        drill.close()
+        assert await drill.state() == before
+        assert before["brokers"] == [{"id": 1, "state": "stopped", "is_cut": False, "is_slow": False}]
+        with pytest.raises(KlammError, match="is being stopped"):
+            await drill.perform("start", 1)
+
+    asyncio.run(ask())

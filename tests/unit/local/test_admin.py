@@ -79,13 +79,13 @@ def asking(monkeypatch: pytest.MonkeyPatch, *views: MetadataResponse, ended: Col
     return ClusterAdmin(Processes(ended), timeout_s=60.0 if len(views) > 1 else 0.0)
 
 
-def test_a_leader_that_has_ended_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_has_ended_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     views = [view(3), view(3), view(-1, epoch=2), view(3), view(2, epoch=3)]
     assert asking(monkeypatch, *views, ended=[3]).leader("t", 0) == 2
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         (view(3, isr=[3]), ": broker 3 is not running, and no other replica is in sync."),
         (view(-1, isr=[3, 4]), ": brokers 3 and 4 are not running, and no other replica is in sync."),
@@ -93,10 +93,10 @@ def test_a_leader_that_has_ended_is_not_told(monkeypatch: pytest.MonkeyPatch) ->
         (view(-1, isr=[]), ": in sync are none of its replicas."),
     ],
 )
-def test_why_there_is_no_leader(monkeypatch: pytest.MonkeyPatch, found: MetadataResponse, told: str) -> None:
+def test_why_there_is_no_leader(monkeypatch: pytest.MonkeyPatch, found: MetadataResponse, reported: str) -> None:
     with pytest.raises(KlammError) as raised:
         asking(monkeypatch, found, ended=[3, 4]).leader("t", 0)
-    assert str(raised.value) == f"t-0 has no leader in time{told}"
+    assert str(raised.value) == f"t-0 has no leader in time{reported}"
 
 
 class Controller:
@@ -118,7 +118,7 @@ class Controller:
 
 
 @pytest.mark.parametrize("was_there", [False, True])
-def test_a_topic_that_was_created_too_late_to_be_told(monkeypatch: pytest.MonkeyPatch, was_there: bool) -> None:
+def test_a_topic_that_was_created_too_late_to_be_reported(monkeypatch: pytest.MonkeyPatch, was_there: bool) -> None:
     asked = asking(monkeypatch, view(1), view(1))
     controller = Controller(was_there)
     monkeypatch.setattr(admin, "ask_once", controller.answer)

@@ -27,7 +27,7 @@ def log_of(*numbers: int, writer: int = 0) -> Log:
     return {0: [Written(writer, number) for number in numbers]}
 
 
-def test_a_value_says_who_wrote_it() -> None:
+def test_a_value_names_its_writer() -> None:
     assert Written.decode(Written(3, 12345).encode()) == Written(3, 12345)
 
 
@@ -100,15 +100,15 @@ def _beyond_the_end(read: dict[int, Written]) -> None:
 
 
 @pytest.mark.parametrize("change", [_changed, _beyond_the_end])
-def test_what_a_consumer_has_read_must_stay(change: Callable[[dict[int, Written]], None]) -> None:
+def test_records_that_a_consumer_has_read_must_stay(change: Callable[[dict[int, Written]], None]) -> None:
     account, log = account_of([0, 1, 2]), log_of(0, 1, 2)
     account.consumed[0, 0] = dict(enumerate(log[0]))
     assert check(account, log) == [] and unread(account, log) == {}
     change(account.consumed[0, 0])
-    assert "what is not there any more" in check(account, log)[0]
+    assert "what is no longer there" in check(account, log)[0]
 
 
-def test_what_nobody_of_the_group_has_read() -> None:
+def test_records_that_no_member_of_the_group_has_read() -> None:
     account, log = account_of([0, 1, 2]), log_of(0, 1, 2)
     account.consumed[0, 0] = {0: log[0][0]}
     account.consumed[1, 0] = {0: log[0][0], 2: log[0][2]}

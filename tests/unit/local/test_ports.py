@@ -23,7 +23,7 @@ def test_the_server_it_was_reserved_for_can_bind_it_again_and_again() -> None:
             asyncio.run(serve_once(port.number))
 
 
-def test_nobody_listens_before_the_server_does() -> None:
+def test_the_port_is_closed_before_the_server_listens() -> None:
     with ReservedPort() as port, pytest.raises(ConnectionRefusedError):
         socket.create_connection((LOOPBACK, port.number), 5)
 

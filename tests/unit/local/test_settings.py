@@ -11,7 +11,7 @@ from klamm.testing import LocalCluster
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ({"brokers": 0}, "brokers cannot be 0: a cluster needs at least one."),
         ({"brokers": "3"}, "brokers cannot be '3': a cluster needs at least one."),
@@ -33,12 +33,12 @@ from klamm.testing import LocalCluster
         ({"defaults": {"no.such.key": 1}}, "defaults: no.such.key is not a configuration key"),
     ],
 )
-def test_an_argument_that_cannot_be(arguments: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_that_cannot_be(arguments: dict[str, Any], reported: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: made.append(1))
     with pytest.raises(ValueError) as raised:
         LocalCluster(**arguments)
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(reported)
     assert not made, "nothing is left behind"
 
 

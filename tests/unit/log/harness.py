@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, LogManager, ReadResult, append_as_leader
-from klamm.log.jobs import InlineHost
+from klamm.log.files import Files
+from klamm.log.jobs import Flushable, Job, fsync_job
 from klamm.log.loader import LastRun, LogLoader
 from klamm.log.log_environment import LogEnvironment
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.producer_state import marker_record_fields
-from klamm.model import TopicPartition
+from klamm.model import ConnectionOrder, TopicPartition
 from klamm.protocol.record_batch import Record, RecordBatch, batches, build_batch, records
 
 TP = TopicPartition("orders", 0)
@@ -29,6 +30,35 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self.ms / 1000
+
+
+class InlineHost:
+    """A LogHost that does everything at once, without a loop."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
+        self.failures: list[tuple[str, OSError, str]] = []
+
+    def submit(self, job: Job) -> None:
+        job.work()
+        job.commit()
+
+    def sync_soon(self, log_dir: str, *paths: str) -> None:
+        self.submit(fsync_job(self._files, log_dir, paths))
+
+    def delete_later(self, log_dir: str, paths: Sequence[str], delay_ms: int) -> None:
+        for path in paths:
+            self._files.unlink(path)
+
+    def failed(self, log_dir: str, error: OSError, doing: str) -> None:
+        self.failures.append((log_dir, error, doing))
+
+    def flushed(self, tp: TopicPartition, recovery_point: int) -> None:
+        pass
+
+    def unflushed(self, log: Flushable) -> None:
+        pass
 
 
 class Bench:

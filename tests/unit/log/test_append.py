@@ -52,7 +52,7 @@ def test_the_sent_bytes_are_not_touched() -> None:
         (lambda b: struct.pack(">q", 5) + b[8:], ErrorCode.INVALID_RECORD),
     ],
 )
-def test_what_is_not_one_good_batch_is_refused(damage: object, error: ErrorCode) -> None:
+def test_bytes_other_than_one_valid_batch_are_refused(damage: object, error: ErrorCode) -> None:
     log = Bench().open()
     result = append_as_leader(log, damage(batch(b"a", b"b")), 0)  # type: ignore[operator]
     assert result.error == error

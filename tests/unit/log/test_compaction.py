@@ -11,6 +11,7 @@ from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig, LogManager
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import Record, TimestampType, build_batch, records
+from tests.support.log_deletion import delete_logs
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, end_txn, read_batches
 
 DAY = 86_400_000
@@ -133,7 +134,7 @@ def test_the_last_batch_of_a_producer_stays_empty() -> None:
     assert append(again, batch(b"3", key=b"a", producer=(9, 3, 2))).base_offset == 3
 
 
-def test_what_may_not_be_cleaned_yet() -> None:
+def test_records_that_may_not_be_cleaned_yet() -> None:
     _, manager, log = start(replace(COMPACT, min_compaction_lag_ms=1000))
     for i in range(20):
         put(log, b"k", b"%d" % i, timestamp=NOW + i * 100)
@@ -239,7 +240,7 @@ def test_a_topic_deleted_while_it_is_cleaned() -> None:
     target = cleaner.dirtiest([log], NOW)
     assert target is not None
     job = cleaner.CleanJob(log.env, target, NOW, lambda log, to: None)
-    manager.delete_logs([TP])
+    delete_logs(manager, [TP])
     job.work()
     job.commit()
     assert [d.path for d in manager.dirs.live] == [DIR]

@@ -16,7 +16,8 @@ from klamm.log import AppendOrigin, LogConfig, LogManager, append_as_follower, a
 from klamm.log.log_manager import LogEvents
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
-from klamm.protocol import record_batch
+from tests.support.log_deletion import delete_logs
+from tests.support.record_batches import assign_offsets
 from tests.unit.log.harness import DIR, TP, Bench, append, batch, marker, read_values
 
 
@@ -75,7 +76,7 @@ def test_a_full_disk(partial: int, caplog: pytest.LogCaptureFixture) -> None:
     assert manager.get_log(TP) is None
     with pytest.raises(LogDirError):
         manager.get_or_create_log(TP)
-    assert manager.delete_logs([TP])[TP] == ErrorCode.KAFKA_STORAGE_ERROR
+    assert delete_logs(manager, [TP])[TP] == ErrorCode.KAFKA_STORAGE_ERROR
     assert len(failures) == 1
     assert files.list_dir(f"{DIR}/orders-0")[1].size_bytes == log.size_bytes, "what was half-written was cut off"
     manager.abandon()
@@ -147,7 +148,7 @@ def test_a_broken_disk_does_not_come_back() -> None:
     assert manager.passes.revival() == 0 and manager.is_offline(TP)
 
 
-def test_the_other_directories_go_on() -> None:
+def test_the_other_directories_continue() -> None:
     files = MemoryFiles()
     manager, failures = manager_with(files, ("/a", "/b"))
     one, two = (manager.get_or_create_log(TopicPartition("t", i), is_new=True) for i in range(2))
@@ -202,7 +203,7 @@ def test_an_error_in_the_managers_own_work(operation: str) -> None:
     manager.passes.flush(1 << 62)
     sum(manager.passes.retention(1 << 62))
     manager.checkpoints.write_recovery_points()
-    manager.delete_logs([TP])
+    delete_logs(manager, [TP])
     if not failures:
         manager.passes.deletion(1 << 62)
     if not failures:
@@ -213,7 +214,7 @@ def test_an_error_in_the_managers_own_work(operation: str) -> None:
     assert not files.exists(f"{DIR}/.kafka_cleanshutdown")
 
 
-def test_no_directory_left_is_said() -> None:
+def test_the_failure_of_the_last_directory_is_reported() -> None:
     files = MemoryFiles(Faults("mkdir", DIR, code=errno.EROFS))
     with pytest.raises(LogDirError, match="no log directory can be used: /data cannot be used: Read-only"):
         manager_with(files)
@@ -253,7 +254,7 @@ def test_a_disk_that_is_full_when_flush_messages_is_due(as_leader: bool) -> None
         results = [append_as_leader(log, batch(b"again"), 0) for _ in range(3)]
     else:
         stored = bytearray(batch(b"again"))
-        record_batch.assign_offsets(stored, 1, 0)
+        assign_offsets(stored, 1, 0)
         results = [append_as_follower(log, stored) for _ in range(3)]
     assert [r.error for r in results] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
     assert len(failures) == 1

@@ -15,6 +15,7 @@ from klamm.log import validator as validator_module
 from klamm.protocol import record_batch, record_scan
 from klamm.protocol.compression import CompressionType, compress, decompress
 from klamm.protocol.record_batch import HEADER, Record, TimestampType, build_batch, records
+from tests.support.record_batches import assign_offsets
 from tests.unit.log.harness import NOW, Bench, append, batch, read_batches
 
 COMPACTED = LogConfig(cleanup_policy=frozenset({"compact"}))
@@ -77,7 +78,7 @@ def test_records_are_checked_without_making_them(config: LogConfig, calls: dict[
 
 
 @pytest.mark.parametrize("config", [LogConfig(), COMPACTED, BOUNDED, RECOMPRESSED])
-def test_what_unpacks_to_too_much_is_refused(config: LogConfig) -> None:
+def test_a_batch_that_unpacks_to_too_much_is_refused(config: LogConfig) -> None:
     log = Bench(config).open()
     data = raw_batch(compress(CompressionType.GZIP, bytes(40 << 20)), 1000, codec=1)
     result = append_as_leader(log, data, 0)
@@ -215,7 +216,7 @@ def test_a_search_by_time_survives_a_batch_that_cannot_be_unpacked() -> None:
     log = Bench().open()
     append(log, batch(b"old", timestamp=NOW - 1000))
     replicated = bytearray(raw_batch(b"no gzip", 3, codec=1))
-    record_batch.assign_offsets(replicated, 1, 0)
+    assign_offsets(replicated, 1, 0)
     assert append_as_follower(log, bytes(replicated)).error == ErrorCode.NONE
     found = log.offset_for_timestamp(NOW)
     assert not isinstance(found, ErrorCode) and found is not None

@@ -42,7 +42,7 @@ def break_txn_index(files: MemoryFiles, name: str) -> None:
     handle.pwrite((b"\x00\x07",), 0)
 
 
-def test_a_broken_index_of_aborted_transactions_is_written_anew_at_the_next_start() -> None:
+def test_a_broken_index_of_aborted_transactions_is_rewritten_at_the_next_start() -> None:
     bench = Bench(LogConfig(segment_bytes=400))
     log = bench.open()
     for producer in range(1, 5):

@@ -38,7 +38,7 @@ while True:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_was_acknowledged_survives_sigkill(tmp_path: Path, seed: int) -> None:
+def test_acknowledged_records_survive_sigkill(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     root = Path(__file__).parents[3]
     acknowledged = 0

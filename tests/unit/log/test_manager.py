@@ -20,6 +20,7 @@ from klamm.log.jobs import Job
 from klamm.log.log import Log
 from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
+from tests.support.log_deletion import delete_logs
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, close, read_values
 
 TOPIC_ID = UUID("11223344-5566-7788-99aa-bbccddeeff00")
@@ -172,7 +173,7 @@ def test_deleting_a_log() -> None:
     manager = bench.manager()
     append(manager.get_or_create_log(TP), batch(b"a"))
     manager.checkpoints.write_recovery_points()
-    assert manager.delete_logs([TP])[TP] == ErrorCode.NONE
+    assert delete_logs(manager, [TP])[TP] == ErrorCode.NONE
     assert manager.get_log(TP) is None
     assert read_offsets(bench.files, f"{DIR}/recovery-point-offset-checkpoint") == {}
     (deleted,) = [n for n in bench.names(DIR) if n.endswith("-delete")]
@@ -183,7 +184,7 @@ def test_deleting_a_log() -> None:
     manager.abandon()
     again = bench.manager()
     again.passes.deletion(NOW + 60_000)
-    assert deleted not in bench.names(DIR), "a restart goes on with the deletion"
+    assert deleted not in bench.names(DIR), "a restart continues the deletion"
     assert TP in again.logs
 
 
@@ -477,7 +478,7 @@ def test_a_garbled_end_after_a_clean_shutdown_is_cut() -> None:
     assert append(again, batch(b"8")).base_offset == 8
 
 
-def test_a_segment_that_cannot_be_let_go_does_not_fail_another_log() -> None:
+def test_a_segment_that_cannot_be_closed_does_not_fail_another_log() -> None:
     bench = Bench(LogConfig(index_interval_bytes=10))
     manager = LogManager(
         ["/a", "/b"],

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
 
 from klamm.errors import ErrorCode, KlammError
-from klamm.log import Log, LogConfig, LogManager, checkpoint_writer, summary_writer
+from klamm.log import Log, LogConfig, LogManager, checkpoint_writer, hosted_logs, log_passes, summary_writer
 from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, read_meta_properties
 from klamm.log.files import Files
 from klamm.log.hosted_logs import LOGS_PER_SLICE
 from klamm.log.jobs import Job
+from klamm.log.log_passes import CHECKED_PER_STEP
 from klamm.log.names import LOG_START_OFFSET_CHECKPOINT
 from klamm.log.retention import MAX_DELETED
 from klamm.log.summaries import LogSummary
-from klamm.log.summary_writer import INSPECTED_PER_STEP, summarise
+from klamm.log.summary_writer import INSPECTED_PER_STEP, VISITED_PER_STEP, summarise
 from klamm.model import TopicPartition
+from tests.support.log_deletion import delete_logs
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch
 
 DIRS = ("/a", "/b")
@@ -40,7 +43,7 @@ def test_directories_stay_even_over_deletions_and_restarts() -> None:
         manager.get_or_create_log(tp, is_new=True)
     in_a = in_dir(manager, "/a")
     assert len(in_a) == 5
-    manager.delete_logs(in_a[:4])
+    delete_logs(manager, in_a[:4])
     manager.shutdown()
     again = bench.manager(DIRS)
     for tp in partitions("u", 4):
@@ -65,11 +68,11 @@ def test_a_deletion_of_many_writes_the_checkpoints_once() -> None:
             written.append(path)
 
     bench.files.fault = count
-    outcome = manager.delete_logs(partitions("t", 21))
+    outcome = delete_logs(manager, partitions("t", 21))
     assert set(outcome.values()) == {ErrorCode.NONE} and len(outcome) == 21
     assert not manager.logs
     assert len(written) == 2, "recovery points and log starts"
-    assert manager.delete_logs([]) == {}
+    assert delete_logs(manager, []) == {}
 
 
 def test_a_topic_config_reaches_the_logs_of_its_topic() -> None:
@@ -81,7 +84,7 @@ def test_a_topic_config_reaches_the_logs_of_its_topic() -> None:
     small = replace(bench.config, segment_bytes=100)
     manager.update_config("t", small)
     assert [tp for tp, log in manager.logs.items() if log.config is small] == partitions("t", 2)
-    manager.delete_logs(partitions("t", 2))
+    delete_logs(manager, partitions("t", 2))
     manager.update_config("t", small)
     assert not any(log.config is small for log in manager.logs.values())
 
@@ -145,10 +148,30 @@ def test_retention_takes_many_logs_in_slices_and_leaves_those_alone_that_go_mean
         assert next(steps) == 1
         assert sum(log.log_start_offset for log in manager.logs.values()) == shortened, "one log per step"
     gone = manager.logs[tps[-1]]
-    manager.delete_logs([tps[-1]])
+    delete_logs(manager, [tps[-1]])
     assert list(steps) == [0, 1, 0], "the ends of both slices, and the last log"
     assert gone.log_start_offset == 0
     assert [log.log_start_offset for log in manager.logs.values()] == [1] * (LOGS_PER_SLICE + 1)
+
+
+def test_retention_checks_few_logs_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = 0
+
+    def check(log: Log, now_ms: int) -> int:
+        nonlocal checked
+        checked += 1
+        return 0
+
+    monkeypatch.setattr(log_passes, "delete_old_segments", check)
+    manager = Bench().manager()
+    count = 2 * LOGS_PER_SLICE + 1
+    for tp in partitions("t", count):
+        manager.get_or_create_log(tp, is_new=True)
+    seen = 0
+    for _ in manager.passes.retention(NOW):
+        assert checked - seen <= CHECKED_PER_STEP
+        seen = checked
+    assert checked == count
 
 
 def test_retention_deletes_many_segments_of_a_log_in_steps() -> None:
@@ -183,6 +206,7 @@ def test_retention_opens_one_log_per_step() -> None:
 
 
 def test_changed_logs_are_summarised_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_logs, "LOGS_PER_SLICE", 3 * INSPECTED_PER_STEP)
     manager = Bench().manager()
     for tp in partitions("t", 2 * INSPECTED_PER_STEP + 1):
         manager.get_or_create_log(tp, is_new=True)
@@ -195,6 +219,23 @@ def test_changed_logs_are_summarised_in_short_steps(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(summary_writer, "summarise", noting)
     counts = [len(inspected) for _ in manager.checkpoints.summary_pass()]
     assert counts == [INSPECTED_PER_STEP, 2 * INSPECTED_PER_STEP, 2 * INSPECTED_PER_STEP + 1]
+
+
+def test_known_summaries_move_to_the_next_pass_one_by_one() -> None:
+    bench = Bench()
+    manager = bench.manager()
+    count = LOGS_PER_SLICE + 1
+    for tp in partitions("t", count):
+        manager.get_or_create_log(tp, is_new=True)
+    bench.clock.ms += 60_000
+    list(manager.checkpoints.summary_pass())
+    known = manager.checkpoints._summaries._known
+    assert len(known) == count
+    sizes = [len(known) for _ in manager.checkpoints.summary_pass()]
+    assert sizes[-1] == 0
+    steps = [before - after for before, after in pairwise((count, *sizes))]
+    assert max(steps) <= VISITED_PER_STEP, "freeing all of them in one step would hold the loop"
+    assert len(manager.checkpoints._summaries._known) == count
 
 
 def test_expired_producers_are_forgotten_in_slices() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import pytest
 
 from klamm.log import Log, LogConfig, LogManager, append_as_follower, full_disks, hosted_logs, log_checkpoints
 from klamm.log.checkpoints import read_offsets
+from klamm.log.hosted_logs import HostedLogs
 from klamm.log.names import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -19,6 +21,7 @@ from klamm.log.names import (
 )
 from klamm.log.results import ReadResult
 from klamm.model import TopicPartition
+from tests.support.log_deletion import delete_logs
 from tests.unit.log.harness import DIR, NOW, Bench, append, batch
 
 TPS = [TopicPartition("t", index) for index in range(5)]
@@ -66,14 +69,14 @@ def test_a_checkpoint_is_written_when_the_last_slice_is_collected(name: str, beg
 
 
 @each_pass
-def test_a_log_that_goes_meanwhile_is_not_told_of(name: str, begin: Pass) -> None:
+def test_a_log_that_is_deleted_meanwhile_is_not_reported(name: str, begin: Pass) -> None:
     """A checkpoint of a deleted log must not apply to the next log of that name: records would count as flushed."""
     bench = Bench()
     manager = filled(bench, *TPS)
     steps = begin(manager)
     next(steps)
     gone = [TPS[0], TPS[4]]
-    manager.delete_logs(gone)
+    delete_logs(manager, gone)
     for tp in gone:
         append(manager.get_or_create_log(tp, is_new=True), batch(b"x"))
     for _ in steps:
@@ -89,12 +92,12 @@ def test_a_directory_that_fails_meanwhile_is_not_written_to(name: str, begin: Pa
     steps = begin(manager)
     next(steps)
     manager.failed("/a", OSError(errno.EIO, "Input/output error"), "a test")
-    assert len(list(steps)) == 2
+    assert len(list(steps)) == 1, "the logs of the last slice are gone"
     assert written(bench, name, "/a") == {}
     assert set(written(bench, name, "/b")) == {TPS[1], TPS[3]}
 
 
-def test_what_a_whole_checkpoint_says_is_not_replaced_by_what_was_collected_before() -> None:
+def test_a_whole_checkpoint_is_not_replaced_by_an_earlier_collection() -> None:
     bench = Bench()
     manager = filled(bench, *TPS)
     steps = manager.checkpoints.recovery_point_pass()
@@ -105,7 +108,7 @@ def test_what_a_whole_checkpoint_says_is_not_replaced_by_what_was_collected_befo
     assert written(bench, RECOVERY_POINT_CHECKPOINT)[TPS[0]] == 1
 
 
-def test_only_high_watermarks_of_logs_with_a_partition_are_told() -> None:
+def test_only_high_watermarks_of_logs_with_a_partition_are_recorded() -> None:
     bench = Bench()
     manager = filled(bench, *TPS)
     list(manager.checkpoints.high_watermark_pass(lambda log: log.topic_partition == TPS[3]))
@@ -143,15 +146,19 @@ def test_a_deletion_changes_the_checkpoints_without_a_look_at_other_logs(
         manager.shutdown()
         manager = bench.manager()
     seen = [looked_at(monkeypatch, name) for name in ("recovery_points", "log_start_offsets", "cleaner_offsets")]
-    manager.delete_logs([TPS[1]])
+    delete_logs(manager, [TPS[1]])
     assert seen == [[], [], []]
     rest = [tp for tp in TPS if tp != TPS[1]]
     assert written(bench, RECOVERY_POINT_CHECKPOINT) == dict.fromkeys(rest, 3)
     assert written(bench, LOG_START_OFFSET_CHECKPOINT) == dict.fromkeys(rest, 1)
-    assert written(bench, CLEANER_CHECKPOINT) == dict.fromkeys(rest, 2), "a log made anew has not been cleaned"
+    assert written(bench, CLEANER_CHECKPOINT) == dict.fromkeys(rest, 2), (
+        "a log that was created again has not been cleaned"
+    )
 
 
-def test_a_cleaned_log_is_told_without_a_look_at_logs_that_never_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleaned_log_is_reported_without_a_look_at_logs_that_were_never_cleaned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Bench()
     manager = filled(bench, *TPS)
     seen = looked_at(monkeypatch, "cleaner_offsets")
@@ -161,11 +168,11 @@ def test_a_cleaned_log_is_told_without_a_look_at_logs_that_never_were(monkeypatc
     assert seen[0] == TPS[0] and sorted(seen[1:]) == TPS[:2]
     manager.logs[TPS[0]].set_cleaner_offset(1)
     manager.checkpoints.write_cleaner_offset(manager.logs[TPS[1]])
-    assert written(bench, CLEANER_CHECKPOINT) == {TPS[0]: 1, TPS[1]: 3}, "one that was cut is told anew"
+    assert written(bench, CLEANER_CHECKPOINT) == {TPS[0]: 1, TPS[1]: 3}, "one that was cut is reported again"
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
-def test_a_log_that_is_moved_while_a_checkpoint_is_collected_is_told_where_it_is(steps_before: int) -> None:
+def test_a_log_that_is_moved_while_a_checkpoint_is_collected_is_recorded_where_it_is(steps_before: int) -> None:
     bench = Bench()
     manager = filled(bench, *TPS, log_dirs=("/a", "/b"))
     source = manager.logs[TPS[1]]
@@ -235,7 +242,7 @@ def test_the_dirtiest_log_goes_while_it_is_looked_for() -> None:
     manager = dirty(bench)
     steps = manager.passes.compaction(NOW)
     next(steps), next(steps)
-    manager.delete_logs([TPS[2]])
+    delete_logs(manager, [TPS[2]])
     append(manager.get_or_create_log(TPS[2], is_new=True), batch(b"new"))
     assert list(steps) == [False]
     assert cleaned(manager) == []
@@ -284,3 +291,36 @@ def test_logs_of_a_failed_directory_fail_at_once_and_are_closed_in_slices(
     assert [*manager.logs] == (TPS if code == errno.ENOSPC else [])
     manager.abandon()
     loop.close()
+
+
+def test_slices_are_filled_again() -> None:
+    """Topics that come and go leave no empty slices behind, and every log is in one slice."""
+    rng = Random(7)
+    bench = Bench()
+    manager = bench.manager()
+    hosted = HostedLogs()
+    logs = {tp: manager.get_or_create_log(tp, is_new=True) for tp in (TopicPartition("t", i) for i in range(30))}
+    in_use: dict[TopicPartition, Log] = {}
+    for _ in range(500):
+        tp = rng.choice(list(logs))
+        if tp in in_use:
+            assert hosted.remove(tp) is in_use.pop(tp)
+        elif len(in_use) < 15:
+            hosted.add(logs[tp])
+            in_use[tp] = logs[tp]
+        slices = list(hosted.slices())
+        assert sorted(log.topic_partition for part in slices for log in part) == sorted(in_use)
+        assert all(len(part) <= 2 for part in slices) and len(slices) <= 15
+
+
+def test_a_log_that_replaces_another_of_a_failed_directory_is_visited_once() -> None:
+    """The old one is forgotten later, slice by slice."""
+    manager, other = Bench().manager(), Bench().manager()
+    hosted = HostedLogs()
+    tp = TopicPartition("t", 0)
+    old, new = (each.get_or_create_log(tp, is_new=True) for each in (manager, other))
+    hosted.add(old)
+    assert hosted.remove_dir(old.log_dir) == {tp: old}
+    assert list(hosted.slices_in_use()) == [[]]
+    hosted.add(new)
+    assert list(hosted.slices_in_use()) == [[new]]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig, LogManager
 from klamm.log.memory_files import MemoryFiles
-from klamm.log.names import CLEAN_SHUTDOWN, LOG_SUMMARY
+from klamm.log.names import CLEAN_SHUTDOWN, LEADER_EPOCH_CHECKPOINT, LOG_SUMMARY, file_name
+from klamm.log.summaries import inspect, read_recorded, with_directory
 from klamm.model import TopicPartition
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, read_values
 
@@ -143,11 +146,16 @@ def test_a_record_of_an_earlier_stop_does_not_make_a_changed_log_damaged(bench: 
 def test_an_unreadable_record_is_not_used(bench: Bench) -> None:
     for text in (
         b"",
-        b"1\n0\n0\n",
-        b"0\n0\n5\n",
-        b"0\n0\n1\norders x 1\n",
+        b"0\n0\n0\n",
+        b"1\n0\n5\n",
+        b"1\n0\n1\norders x 1\n",
         b"\xff\xfe",
-        b"0\n0\n1\norders 0 1 1 1 1 1\n",
+        b"1\n0\n1\norders 0 1 1 1 1 1\n",
+        b"1\n0\n1\norders 0 1 1 1 1 1 1\n",
+        b"2\n0\n5\n",
+        b"2\n0\n1\norders x 1\n",
+        b"2\n0\n1\norders 0 1 1 1 1 1 1\n",
+        b"2\n0\n1\norders 0 1 1 1 1 1 1 1\n",
     ):
         bench.files.write_atomic(f"{DIR}/{LOG_SUMMARY}", text)
         manager = bench.manager()
@@ -273,3 +281,167 @@ def test_many_logs_start_without_being_opened() -> None:
     bench.files.fault = lambda operation, path: operations.append(operation)
     assert len(bench.manager().logs) == 50
     assert len(operations) <= 7 * 50
+
+
+# the directory of a log
+
+
+def started(bench: Bench) -> tuple[Log, list[str]]:
+    """Start again; return the log and the directories whose names were listed."""
+    listed: list[str] = []
+    bench.files.fault = lambda operation, path: listed.append(path) if operation == "list" else None
+    return bench.manager().logs[TP], listed
+
+
+def test_a_directory_that_is_as_recorded_is_not_listed(bench: Bench) -> None:
+    log, listed = started(bench)
+    assert not log.is_open and listed == [DIR]
+
+
+@pytest.mark.parametrize("name", ["00000000000000000000.log.swap", "00000000000000000004.log.deleted", "x.tmp"])
+def test_unfinished_files_are_found_after_a_clean_stop(bench: Bench, name: str) -> None:
+    first = bench.files.read_bytes(segment_files(bench)[0])
+    bench.files.write_atomic(f"{DIR}/orders-0/{name}", first)
+    log, listed = started(bench)
+    assert log.is_open and f"{DIR}/orders-0" in listed
+    assert name not in bench.names() and len(list(read_values(log))) == RECORDS
+
+
+def test_another_segment_is_found_after_a_clean_stop(bench: Bench) -> None:
+    bench.files.write_atomic(f"{DIR}/orders-0/{file_name(RECORDS + 1, '.log')}", b"")
+    log, listed = started(bench)
+    assert log.is_open and f"{DIR}/orders-0" in listed
+
+
+def test_a_segment_is_missed_in_a_directory_with_the_recorded_time(bench: Bench) -> None:
+    """As after files were copied with their times and one was forgotten."""
+    (summary,) = read_recorded(bench.files, DIR).logs.values()
+    for base_offset in (summary.segments[0].base_offset, summary.segments[-1].base_offset):
+        copied = bench.files.after_kill()
+        copied.unlink(f"{DIR}/orders-0/{file_name(base_offset, '.log')}")
+        as_copied = summary._replace(dir_modified_ns=copied.stat(f"{DIR}/orders-0").modified_ns)
+        assert inspect(copied, f"{DIR}/orders-0", as_copied).damaged == (base_offset,)
+
+
+def test_a_time_that_is_not_before_the_stop_is_not_recorded(bench: Bench) -> None:
+    """A change after the stop could get the same time: file systems store coarse times."""
+    (summary,) = read_recorded(bench.files, DIR).logs.values()
+    directory, unknown = f"{DIR}/orders-0", summary._replace(dir_modified_ns=0)
+    changed_ns = bench.files.stat(directory).modified_ns
+    assert summary.dir_modified_ns == changed_ns
+    assert with_directory(bench.files, directory, unknown, changed_ns + 1) == summary
+    assert with_directory(bench.files, directory, unknown, changed_ns) == unknown
+
+
+def test_the_time_of_a_directory_with_unfinished_files_is_not_recorded(bench: Bench) -> None:
+    (summary,) = read_recorded(bench.files, DIR).logs.values()
+    bench.files.write_atomic(f"{DIR}/orders-0/00000000000000000004.log.deleted", b"")
+    unknown = summary._replace(dir_modified_ns=0)
+    assert with_directory(bench.files, f"{DIR}/orders-0", unknown, 1 << 62) == unknown
+
+
+def test_a_changed_directory_is_found_on_a_real_file_system(tmp_path: Path) -> None:
+    def manager() -> LogManager:
+        made = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(1), default_config=SMALL)
+        made.load_logs()
+        return made
+
+    first = manager()
+    append(first.get_or_create_log(TP, is_new=True), batch(b"v"))
+    first.shutdown({TP: 1})
+    second = manager()
+    assert not second.logs[TP].is_open
+    second.shutdown({TP: 1})
+    unfinished = tmp_path / "orders-0" / "00000000000000000000.log.cleaned"
+    unfinished.write_bytes(b"half")
+    third = manager()
+    assert third.logs[TP].is_open and not unfinished.exists()
+    third.abandon()
+
+
+# leader epochs and producers
+
+
+EPOCHS = [(3, 0), (5, 20), (6, 25)]
+
+
+@pytest.fixture
+def with_epochs(bench: Bench) -> Bench:
+    """The same log with records of two more epochs and of an idempotent producer, cleanly stopped."""
+    manager = bench.manager()
+    log = manager.logs[TP]
+    for i in range(10):
+        append(log, batch(b"p%d" % i, producer=(7, 0, i)), epoch=5 if i < 5 else 6)
+    assert [tuple(entry) for entry in log.leader_epochs.entries] == EPOCHS
+    manager.shutdown({TP: 30})
+    return bench
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        bytes(30),
+        b"0\n",
+        b"0\n0\n",
+        b"garbage\n",
+        b"0\n3\n3 0\n5 20\n",
+        b"0\n3\n3 0\n5 20\n6 2",
+        b"0\n2\n3 0\n5 20\n",
+        b"0\n1\n6 25\n",
+        b"0\n3\n3 0\n5 20\n6 28\n",
+        b"0\n4\n3 0\n5 20\n6 25\n9 27\n",
+    ],
+    ids=["missing", "empty", "zeros", "version", "none", "garbage", "line", "digit", "old", "end", "offset", "more"],
+)
+def test_damaged_leader_epochs_are_read_from_the_records(with_epochs: Bench, content: bytes | None) -> None:
+    """A leader appends in the epoch of the last record: a lost entry would begin at the wrong offset again."""
+    path = f"{DIR}/orders-0/{LEADER_EPOCH_CHECKPOINT}"
+    if content is None:
+        with_epochs.files.unlink(path)
+    else:
+        with_epochs.files.write_atomic(path, content)
+    manager = with_epochs.manager()
+    log = manager.logs[TP]
+    assert not log.is_open and log.latest_epoch == 6
+    append(log, batch(b"new"), epoch=6)
+    assert [tuple(entry) for entry in log.leader_epochs.entries] == EPOCHS
+    manager.shutdown({TP: 31})
+    assert with_epochs.files.read_bytes(path) == b"0\n3\n3 0\n5 20\n6 25\n"
+
+
+def test_a_moved_log_start_does_not_make_the_epochs_wrong(with_epochs: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    manager = with_epochs.manager()
+    log = manager.logs[TP]
+    log.open()
+    log.update_high_watermark(30)
+    with_epochs.clock.ms += 10_000
+    list(manager.checkpoints.summary_pass())
+    assert log.increment_log_start_offset(22) is ErrorCode.NONE
+    list(manager.checkpoints.summary_pass())
+    manager.checkpoints.write_log_start_offsets()
+    manager.abandon()
+    with_epochs.files = with_epochs.files.after_kill()
+    log = with_epochs.manager().logs[TP]
+    assert not log.is_open
+    with caplog.at_level(logging.WARNING):
+        log.open()
+    assert [tuple(entry) for entry in log.leader_epochs.entries] == [(5, 22), (6, 25)]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("harm", ["missing", "empty", "garbled"])
+def test_damaged_producer_snapshots_are_read_from_the_records(with_epochs: Bench, harm: str) -> None:
+    """A repeated batch would be written twice if its producer were forgotten."""
+    found = [f"{DIR}/orders-0/{name}" for name in with_epochs.names() if name.endswith(".snapshot")]
+    assert found
+    for path in found:
+        if harm == "missing":
+            with_epochs.files.unlink(path)
+        else:
+            with_epochs.files.write_atomic(path, b"" if harm == "empty" else bytes(60))
+    log = with_epochs.manager().logs[TP]
+    assert not log.is_open
+    assert append(log, batch(b"p9", producer=(7, 0, 9)), epoch=6).base_offset == 29
+    assert log.log_end_offset == 30

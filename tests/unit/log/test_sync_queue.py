@@ -64,7 +64,7 @@ class ByHand(Executor):
         await asyncio.sleep(0)
 
 
-def test_what_changes_again_is_forced_once_and_others_have_their_turn() -> None:
+def test_a_file_that_changes_again_is_flushed_once_and_others_have_their_turn() -> None:
     files = CountingFiles()
     files.make_dirs(DIR)
     paths = [f"{DIR}/{number}" for number in range(2 * FILES_PER_JOB)]
@@ -93,7 +93,7 @@ def test_what_changes_again_is_forced_once_and_others_have_their_turn() -> None:
     assert forced_before_other == [FILES_PER_JOB]
 
 
-def test_a_shutdown_forces_what_waits_and_a_kill_does_not() -> None:
+def test_a_shutdown_flushes_waiting_files_and_a_kill_does_not() -> None:
     for ends_cleanly in (True, False):
         files = CountingFiles()
 

@@ -10,9 +10,11 @@ from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, ReadResult, append_as_leader
 from klamm.log import verification_state as verification
 from klamm.log.producer_snapshots import decode_snapshot
+from klamm.log.retention import delete_old_segments
 from klamm.log.transaction_index import AbortedTxn
 from klamm.log.verification_state import NOT_REQUIRED, TransactionCheck, VerificationGuard
 from klamm.model import TransactionVersion
+from klamm.protocol.record_batch import batches
 from tests.unit.log.harness import DIR, NOW, Bench, append, batch, close, end_txn, marker
 
 TV_1, TV_2 = TransactionVersion.TV_1, TransactionVersion.TV_2
@@ -260,7 +262,7 @@ class TestLastStableOffset:
         again.update_high_watermark(6)
         assert again.last_stable_offset == 1
 
-    def test_the_oldest_open_transaction_tells_its_last_batch(self) -> None:
+    def test_the_oldest_open_transaction_reports_its_last_batch(self) -> None:
         log = Bench().open()
         append(log, batch(b"a", producer=(1, 0, 0), transactional=True, timestamp=NOW - 5000))
         append(log, batch(b"a", producer=(2, 0, 0), transactional=True, timestamp=NOW - 9000))
@@ -305,6 +307,26 @@ class TestTransactionIndex:
         found = [(txn.producer_id, txn.first_offset) for txn in result.aborted]
         assert len(found) > 1 and found == sorted(found)
 
+    def test_reads_of_any_size_get_the_aborted_transactions_of_their_records(self) -> None:
+        """Many small batches: the position of the last one comes from the offset index."""
+        log = Bench(LogConfig(segment_bytes=60_000, index_interval_bytes=1_000)).open()
+        sequences = dict.fromkeys(range(5), 0)
+        for number in range(500):
+            producer_id = number * 3 % 5
+            append(log, batch(b"v" * 100, producer=(producer_id, 0, sequences[producer_id]), transactional=True))
+            sequences[producer_id] += 1
+            if number % 4 == 3:
+                end_txn(log, (number * 3 - 6) % 5, abort=number % 12 != 3)
+        aborted = [txn for segment in log.local.segments for txn in segment.txn_index.all()]
+        assert len(aborted) > 50
+        for offset in range(0, log.log_end_offset, 41):
+            for max_bytes in (1, 10_000, 20_000, 45_000):
+                result = log.read(offset, max_bytes, max_offset=log.log_end_offset, include_aborted=True)
+                assert isinstance(result, ReadResult)
+                end_offset = max(read.next_offset for read in batches(bytes(result.records)))
+                expected = [txn for txn in aborted if txn.last_offset >= offset and txn.first_offset < end_offset]
+                assert list(result.aborted) == sorted(expected, key=lambda txn: txn.first_offset)
+
     def test_a_snapshot_knows_open_transactions(self) -> None:
         bench = Bench()
         log = bench.open()
@@ -315,3 +337,18 @@ class TestTransactionIndex:
         entries = {e.producer_id: e for e in decode_snapshot(bench.files.read_bytes(log.local.snapshots.path(3)))}
         assert entries[1].current_txn_first_offset == 0
         assert (entries[3].current_txn_first_offset, entries[3].coordinator_epoch) == (None, 9)
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_retention_takes_the_old_records_of_a_first_transaction(is_ended: bool) -> None:
+    """As in Kafka. The marker has the time of the broker, so it begins a segment, which stays."""
+    log = Bench(LogConfig(retention_ms=DAY_MS)).open()
+    old = batch(*[b"v"] * 7, timestamp=NOW - 30 * DAY_MS, producer=(7, 0, 0), transactional=True)
+    append(log, old)
+    if is_ended:
+        end_txn(log, 7, abort=False)
+        append(log, batch(b"later", timestamp=NOW - 30 * DAY_MS, producer=(7, 0, 7), transactional=True))
+    log.update_high_watermark(log.log_end_offset)
+    assert delete_old_segments(log, NOW) == 1 and delete_old_segments(log, NOW) == 0
+    assert (log.log_start_offset, log.log_end_offset) == ((7, 9) if is_ended else (7, 7))
+    assert end_txn(log, 7, abort=False).error == 0, "the transaction can still end"

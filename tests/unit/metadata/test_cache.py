@@ -15,51 +15,51 @@ def alive(*broker_ids: int) -> MetadataUpdate:
 
 def test_waiting_for_a_broker() -> None:
     cache = MetadataCache(1)
-    heard: list[str] = []
-    cache.when_alive(1, lambda: heard.append("first"))
-    cache.when_alive(2, lambda: heard.append("second"))
+    received: list[str] = []
+    cache.when_alive(1, lambda: received.append("first"))
+    cache.when_alive(2, lambda: received.append("second"))
     cache.update(alive(2))
-    assert heard == ["second"]
+    assert received == ["second"]
     cache.update(alive(1, 2))
     cache.update(alive(1, 2))
-    assert heard == ["second", "first"]
-    cache.when_alive(1, lambda: heard.append("at once"))
-    assert heard[-1] == "at once"
+    assert received == ["second", "first"]
+    cache.when_alive(1, lambda: received.append("at once"))
+    assert received[-1] == "at once"
 
 
-def test_what_comes_in_slices_is_known_with_the_last_of_them() -> None:
+def test_an_update_in_slices_is_known_with_its_last_slice() -> None:
     cache = MetadataCache(1)
-    heard: list[str] = []
-    cache.when_alive(1, lambda: heard.append("alive"))
-    cache.when_partitions_known(lambda: heard.append("partitions"))
+    received: list[str] = []
+    cache.when_alive(1, lambda: received.append("alive"))
+    cache.when_partitions_known(lambda: received.append("partitions"))
     states = tuple(PartitionState("t", index, 1, 1, 0, (1,), 0, (1,)) for index in range(2 * MAX_PARTITIONS))
     for start in (0, MAX_PARTITIONS):
         topic = TopicUpdate("t", states[start : start + MAX_PARTITIONS])
         cache.update(MetadataUpdate(1, 1, (BrokerEndPoints(1, ()),), (topic,), is_sliced=True))
-    assert heard == [], "a full slice has another behind it"
+    assert received == [], "a full slice has another behind it"
     cache.update(alive(1))
-    assert heard == ["alive", "partitions"]
+    assert received == ["alive", "partitions"]
 
 
-def test_who_tells_all_at_once_is_not_waited_for_after_any_number_of_partitions() -> None:
+def test_a_controller_that_sends_all_at_once_is_not_waited_for_after_any_number_of_partitions() -> None:
     """A controller of Kafka in a cluster of just so many partitions: nothing is behind its first update."""
     cache = MetadataCache(1)
-    heard: list[str] = []
-    cache.when_alive(1, lambda: heard.append("alive"))
-    cache.when_partitions_known(lambda: heard.append("partitions"))
+    received: list[str] = []
+    cache.when_alive(1, lambda: received.append("alive"))
+    cache.when_partitions_known(lambda: received.append("partitions"))
     states = tuple(PartitionState("t", index, 1, 1, 0, (1,), 0, (1,)) for index in range(MAX_PARTITIONS))
     cache.update(MetadataUpdate(1, 1, (BrokerEndPoints(1, ()),), (TopicUpdate("t", states),)))
-    assert heard == ["alive", "partitions"]
+    assert received == ["alive", "partitions"]
 
 
-def test_who_is_alive_says_nothing_of_partitions() -> None:
+def test_the_list_of_live_brokers_says_nothing_of_partitions() -> None:
     cache = MetadataCache(1)
-    heard: list[str] = []
-    cache.when_partitions_known(lambda: heard.append("partitions"))
+    received: list[str] = []
+    cache.when_partitions_known(lambda: received.append("partitions"))
     cache.update(alive(1))
-    assert not heard
+    assert not received
     cache.update(MetadataUpdate(1, 1, (), (TopicUpdate("t", (PartitionState("t", 0, 1, 1, 0, (1,), 0, (1,)),)),)))
-    assert heard == ["partitions"]
+    assert received == ["partitions"]
 
 
 def node(broker_id: int, *listeners: str) -> BrokerEndPoints:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from klamm.apis.update_metadata import to_update
 from klamm.metadata import MetadataCache, MetadataSnapshot, MetadataUpdate, PartitionState, TopicUpdate
+from klamm.metadata import snapshot as snapshots
+from klamm.metadata.snapshot import PARTITIONS_PER_STEP, AppliedUpdate, TopicState
 from klamm.metadata.trie import TrieMap
 from klamm.model import LEADER_DURING_DELETE, ZERO_UUID, BrokerEndPoints, EndPoint, TopicPartition
 from klamm.protocol.messages.update_metadata import (
@@ -98,7 +100,7 @@ def test_an_overtaken_update_does_not_turn_back_the_clock() -> None:
     assert applied(update(newest), update(same)).partition("t", 0) == same
 
 
-def told(
+def reported(
     by: int, epoch: int, version: int, *, written_by: int, isr: Sequence[int] = (1, 2), life: int = 1
 ) -> MetadataUpdate:
     """As a broker understands a request of controller `by`, about a znode that names `written_by`."""
@@ -125,25 +127,25 @@ def told(
 @pytest.mark.parametrize(
     "newer",
     [
-        pytest.param(told(6, 4, 9, written_by=2, isr=(1, 2, 3)), id="a leader has changed its ISR"),
-        pytest.param(told(7, 4, 9, written_by=2, isr=(1, 2, 3)), id="a leader had changed its ISR"),
-        pytest.param(told(7, 4, 8, written_by=2), id="the next controller has read it"),
-        pytest.param(told(7, 4, 8, written_by=7), id="the next controller of Kafka has read it"),
-        pytest.param(told(7, 4, 0, written_by=7), id="created anew"),
-        pytest.param(told(7, 0, 0, written_by=7), id="created anew with other epochs"),
-        pytest.param(told(6, 0, 0, written_by=6, life=2), id="created anew while this broker was away"),
+        pytest.param(reported(6, 4, 9, written_by=2, isr=(1, 2, 3)), id="a leader has changed its ISR"),
+        pytest.param(reported(7, 4, 9, written_by=2, isr=(1, 2, 3)), id="a leader had changed its ISR"),
+        pytest.param(reported(7, 4, 8, written_by=2), id="the next controller has read it"),
+        pytest.param(reported(7, 4, 8, written_by=7), id="the next controller of Kafka has read it"),
+        pytest.param(reported(7, 4, 0, written_by=7), id="created again"),
+        pytest.param(reported(7, 0, 0, written_by=7), id="created again with other epochs"),
+        pytest.param(reported(6, 0, 0, written_by=6, life=2), id="created again while this broker was away"),
     ],
 )
-def test_what_controller_epoch_a_znode_names_does_not_matter(newer: MetadataUpdate) -> None:
+def test_the_controller_epoch_of_a_znode_does_not_matter(newer: MetadataUpdate) -> None:
     """Before 2.7 leaders write the controller epoch of their election with the ISR; Kafka's controller sends its own,
     also with a state that it has only read."""
-    known = told(6, 4, 8, written_by=6)
+    known = reported(6, 4, 8, written_by=6)
     expected = newer.topics[0].partitions[0]
     assert applied(known, newer).partition("t", 0) == expected
     assert applied(newer, known).partition("t", 0) == expected, "in whichever order they come"
 
 
-def test_a_topic_created_again_starts_anew() -> None:
+def test_a_topic_created_again_starts_without_old_state() -> None:
     old, new = {"t": UUID(int=7)}, {"t": UUID(int=8)}
     before = applied(update(state("t", 0, epoch=9), state("t", 1, epoch=9), ids=old))
     after, deleted = before.apply(update(state("t", 0), ids=new))
@@ -170,7 +172,7 @@ def test_topics_whose_deletion_was_missed_are_taken_out() -> None:
     assert cache.forget(topic for topic in known if topic.name == "t") == ()
 
 
-def test_a_topic_that_came_back_meanwhile_is_not_taken_out() -> None:
+def test_a_topic_that_returned_meanwhile_is_not_removed() -> None:
     for before, after, is_gone in ((7, 8, False), (0, 0, False), (7, 7, True)):
         cache = MetadataCache(1)
         cache.update(update(state("t", 0), ids={"t": UUID(int=before)}))
@@ -255,3 +257,68 @@ def test_one_changed_partition_costs_the_same_in_a_cluster_of_any_size() -> None
     small = copied(1_000, 1)
     assert copied(20_000, 1) <= 2 * small
     assert copied(1, 20_000) <= 3 * small
+
+
+def whole(steps: Generator[None, None, AppliedUpdate]) -> tuple[int, AppliedUpdate]:
+    """Run to the end; return the number of pauses and the result."""
+    pauses = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return pauses, done.value
+        pauses += 1
+
+
+class TestSteps:
+    def test_a_large_update_is_applied_in_steps_of_so_many_partitions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        changed: list[int] = []
+        change_topic = snapshots._change_topic
+
+        def noted(before: TopicState | None, change: TopicUpdate) -> object:
+            changed.append(len(change.partitions))
+            return change_topic(before, change)
+
+        monkeypatch.setattr(snapshots, "_change_topic", noted)
+        many = update(*(state("t", n) for n in range(1_000)), *(state(f"u{n}", 0) for n in range(300)))
+        steps = MetadataSnapshot().apply_in_steps(many)
+        seen = []
+        for _ in steps:
+            seen.append(sum(changed))
+            changed.clear()
+        assert sum(seen) + sum(changed) == 1_300
+        assert max(*seen, *changed) <= 2 * PARTITIONS_PER_STEP
+
+    def test_an_update_becomes_visible_at_once(self) -> None:
+        cache = MetadataCache(1)
+        cache.update(update(state("t", 0)))
+        many = update(*(state("t", n, epoch=1) for n in range(3 * PARTITIONS_PER_STEP)))
+        before = cache.snapshot
+        pauses, prepared = whole(cache.prepare(many))
+        assert pauses >= 2 and cache.snapshot is before
+        cache.update(many, prepared)
+        assert cache.snapshot is prepared.after and cache.partition_count("t") == 3 * PARTITIONS_PER_STEP
+
+    def test_a_snapshot_that_was_overtaken_is_not_used(self) -> None:
+        cache = MetadataCache(1)
+        many = update(*(state("t", n) for n in range(3 * PARTITIONS_PER_STEP)))
+        _, prepared = whole(cache.prepare(many))
+        cache.update(update(state("u", 0)))
+        cache.update(many, prepared)
+        assert cache.contains("u") and cache.partition_count("t") == 3 * PARTITIONS_PER_STEP
+
+    @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7), st.integers(-2, 2), st.booleans()))))
+    def test_steps_of_any_size_have_the_same_result(self, updates: list[list[tuple[int, int, int, bool]]]) -> None:
+        """Topics, partitions, leaders (-2 deletes), and whether the topic was created again."""
+        one, another = MetadataSnapshot(), MetadataSnapshot()
+        for number, changes in enumerate(updates):
+            is_again = {topic: again for topic, _, _, again in changes}
+            states = {(t, p): state(f"t{t}", p, leader=leader, epoch=number) for t, p, leader, _ in changes}
+            ids = {f"t{topic}": UUID(int=1 + topic + 10 * again) for topic, again in is_again.items()}
+            each = update(*states.values(), ids=ids)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(snapshots, "PARTITIONS_PER_STEP", 2)
+                one, deleted = one.apply(each)
+            another, also_deleted = another.apply(each)
+            assert one == another and sorted(deleted) == sorted(also_deleted)
+            assert one.partition_count == sum(len(topic.partitions) for topic in one.topics.values())

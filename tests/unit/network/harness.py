@@ -19,12 +19,13 @@ from klamm.config.client_quotas import ClientQuotas
 from klamm.metrics import BusyRatio, Counter, Gauge, Histogram, HistogramColumn, Meter, MetricsRegistry, Timer
 from klamm.model import EndPoint
 from klamm.network import Plane, RequestContext, SocketServer, SocketServerConfig
-from klamm.protocol.frames import RequestHeader, encode_request_frame
+from klamm.protocol.frames import RequestHeader
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.wire import Message
 from klamm.quota.quota_managers import QuotaManagers
+from tests.support.frames import encode_request_frame
 
 Scenario = Callable[[], Coroutine[Any, Any, None]]
 Answer = Message | asyncio.Future[Any] | None

@@ -12,11 +12,12 @@ from klamm.config.client_quotas import ClientQuotas, QuotaEntity
 from klamm.network import RequestContext
 from klamm.network.muting import THROTTLED
 from klamm.network.request_context import Plane
-from klamm.protocol.frames import RequestHeader, encode_request_frame
+from klamm.protocol.frames import RequestHeader
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.messages.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.wire import Message, decode
+from tests.support.frames import encode_request_frame
 from tests.unit.network.harness import (
     Answer,
     ManualClock,
@@ -102,7 +103,7 @@ def state(server: Server) -> tuple[bool, int]:
     return server.quotas.is_enabled, len(server.quotas.request.accounts)
 
 
-def test_without_a_quota_nobody_has_an_account() -> None:
+def test_without_a_quota_no_client_has_an_account() -> None:
     async def scenario() -> None:
         everybody = ClientQuotas()
         async with Server(heartbeat_api(), quotas=everybody) as server:

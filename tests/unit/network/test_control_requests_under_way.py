@@ -137,7 +137,7 @@ def test_versions_and_control_requests_are_answered_while_the_data_plane_is_clos
 
 
 @both_loops
-def test_data_goes_on_while_a_control_request_is_not_answered(run: Run) -> None:
+def test_data_requests_continue_while_a_control_request_is_not_answered(run: Run) -> None:
     async def scenario() -> None:
         data, control = heartbeat_api(), control_api()
         answer = control.script(None, None)  # type: ignore[arg-type]

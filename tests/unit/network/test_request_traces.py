@@ -27,6 +27,7 @@ from klamm.request_log.handling import HANDLED
 from klamm.request_log.trace_records import MAX_CHARS, MAX_LISTED
 from klamm.waiting import after
 from tests.unit.network.harness import (
+    ManualClock,
     RawClient,
     ScriptedApi,
     Server,
@@ -165,7 +166,8 @@ def test_a_wait_in_a_purgatory_names_the_request_that_completed_it(run: Any) -> 
             other, record = sorted(records(server), key=lambda it: len(it.waits))
             (wait,) = record.waits
             assert (wait.purgatory, wait.outcome, wait.key) == ("Test", "completed", "orders-3")
-            assert 0 < wait.duration_ms <= record.remote_ms and wait.start_ms >= record.request_queue_ms
+            assert 0 < wait.duration_ms <= record.local_ms + record.remote_ms  # It begins before the handler returns.
+            assert wait.start_ms >= record.request_queue_ms
             assert wait.by is not None
             assert (wait.by.api, wait.by.client_id, wait.by.correlation_id) == ("Heartbeat", "tester", 0)
             assert wait.by.connection_id == other.connection_id != record.connection_id
@@ -205,6 +207,96 @@ def test_a_request_that_is_not_traced_is_named_as_the_cause_too(run: Any) -> Non
             assert wait.by is not None and wait.by.api == "Heartbeat"
 
     run(scenario())
+
+
+def test_other_requests_are_marked_only_while_a_traced_request_waits() -> None:
+    async def scenario() -> None:
+        purgatory = DelayedOperationPurgatory("Test", asyncio.get_running_loop())
+        seen: list[bool] = []
+
+        def script(ctx: RequestContext, request: HeartbeatRequest) -> Any:
+            handled: object = HANDLED.get()
+            seen.append(handled is ctx)
+            if request.generation_id == 1:
+                done = purgatory.try_complete_else_watch(["k"], 60_000, lambda: None, lambda: 8, lambda key: 7)
+                return after(done, lambda _: echo(heartbeat(0)))
+            if request.generation_id == 2:
+                purgatory.check_and_complete("k")
+            return echo(heartbeat(0))
+
+        async with Server(heartbeat_api(script)) as server:
+            tracer = server.network.tracer
+            tracer.apply(TraceSettings(sample=1_000_000))
+            waiting, other = await server.client(), await server.client()
+            waiting.send(heartbeat(1))  # the first request after a change of the settings is traced
+            await until(lambda: purgatory.size)
+            await beat(other, 0, 2)
+            await waiting.receive_heartbeat()
+            await until(lambda: tracer.waiting == 0)
+            await beat(other, 0)
+            waiting.send(heartbeat(1))  # not traced: its wait needs no names
+            await until(lambda: purgatory.size)
+            await beat(other, 0, 2)
+            assert seen == [True, True, True, False, False, False, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_ends_during_a_wait_leaves_no_marks() -> None:
+    async def scenario() -> None:
+        def script(_: RequestContext, request: HeartbeatRequest) -> Any:
+            done = purgatory.try_complete_else_watch(["k"], 60_000, lambda: None, lambda: 8, lambda key: 7)
+            return after(done, lambda _: echo(heartbeat(0)))
+
+        purgatory = DelayedOperationPurgatory("Test", asyncio.get_running_loop())
+        async with Server(heartbeat_api(script)) as server:
+            tracer = server.network.tracer
+            tracer.apply(ALL)
+            client = await server.client()
+            client.send(heartbeat(1))
+            await until(lambda: tracer.waiting == 1)
+            await client.close()
+            purgatory.check_and_complete("k")
+            await until(lambda: tracer.waiting == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_later_slice_of_a_request_that_is_not_traced_is_named_as_the_cause() -> None:
+    """The slices began before the wait, when there was no reason to mark the request."""
+
+    async def scenario() -> None:
+        purgatory = DelayedOperationPurgatory("Test", asyncio.get_running_loop())
+        turns = 0
+
+        def slices() -> Any:
+            nonlocal turns
+            while not purgatory.size:
+                turns += 1
+                yield
+            purgatory.check_and_complete("k")
+            return echo(heartbeat(0))
+
+        def script(_: RequestContext, request: HeartbeatRequest) -> Any:
+            if request.generation_id == 1:
+                done = purgatory.try_complete_else_watch(["k"], 60_000, lambda: None, lambda: 8, lambda key: 7)
+                return after(done, lambda _: echo(heartbeat(0)))
+            return slices()
+
+        async with Server(heartbeat_api(script)) as server:
+            server.network.tracer.apply(TraceSettings(sample=1_000_000))
+            server.network.tracer.left = 2
+            sliced, waiting = await server.client(), await server.client()
+            sliced.send(heartbeat(0))
+            await until(lambda: turns)
+            waiting.send(heartbeat(1))
+            await waiting.receive_heartbeat()
+            await sliced.receive_heartbeat()
+            (record,) = records(server)
+            (wait,) = record.waits
+            assert wait.by is not None and wait.by.connection_id != record.connection_id
+
+    asyncio.run(scenario())
 
 
 def test_waits_of_steps_that_follow_another_wait_belong_to_the_request() -> None:
@@ -280,6 +372,21 @@ def test_one_in_n(run: Any) -> None:
     run(scenario())
 
 
+def test_one_in_n_of_the_chosen_apis() -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), api_versions_api()) as server:
+            server.network.tracer.apply(TraceSettings(sample=10, apis=("Heartbeat",)))
+            client = await server.client()
+            for _ in range(200):
+                client.send(ApiVersionsRequest(), 0)
+                await client.receive()
+                await beat(client, 0)
+            found = records(server)
+            assert {record.api for record in found} == {"Heartbeat"} and 14 <= len(found) <= 26
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
@@ -310,16 +417,19 @@ def test_filters(settings: TraceSettings, kept: list[str]) -> None:
 
 def test_only_slow_requests() -> None:
     async def scenario() -> None:
-        loop = asyncio.get_running_loop()
+        clock = ManualClock()
 
         def script(_: RequestContext, request: HeartbeatRequest) -> Any:
-            return loop.create_task(asyncio.sleep(0.05, echo(heartbeat(0)))) if request.generation_id else echo(request)
+            clock.seconds += request.generation_id / 1000
+            return echo(request)
 
-        async with Server(heartbeat_api(script)) as server:
+        async with Server(heartbeat_api(script), clock=clock) as server:
             server.network.tracer.apply(TraceSettings(1, slower_than_ms=50.0))
-            await beat(await server.client(), 0, 1)
-            slow = [record.correlation_id for record in records(server) if record.remote_ms >= 45]
-            assert slow == [1]
+            await beat(await server.client(), 0, 51, 49, 400)
+            assert [(record.correlation_id, round(record.total_ms)) for record in records(server)] == [
+                (1, 51),
+                (3, 400),
+            ]
 
     asyncio.run(scenario())
 

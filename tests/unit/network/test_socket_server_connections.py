@@ -25,6 +25,7 @@ from klamm.protocol.messages.fetch import (
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tests.unit.network.harness import (
     Answer,
+    ManualClock,
     RawClient,
     ScriptedApi,
     Server,
@@ -156,15 +157,21 @@ def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not(ru
     async def scenario() -> None:
         delayed: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
         api = heartbeat_api(lambda _, r: delayed if r.generation_id == 7 else echo(r))
-        async with Server(api, config=SocketServerConfig(connections_max_idle_ms=60)) as server:
+        clock = ManualClock()
+        async with Server(api, config=SocketServerConfig(connections_max_idle_ms=60), clock=clock) as server:
             waiting, idle = await server.client(), await server.client()
             waiting.send(heartbeat(7))
             assert await ask(idle, 1) == 1
+            await until(lambda: 7 in numbers(api))
+            clock.seconds += 1
             assert await idle.receive_end() == b""
             again = await server.client()
+            await until(lambda: server.network.connection_count == 2)
+            clock.seconds += 1
             assert await again.receive_end() == b""
             delayed.set_result(HeartbeatResponse(error_code=7))
             assert await waiting.receive_heartbeat() == (0, 7)
+            clock.seconds += 1
             assert await waiting.receive_end() == b""
             assert server.value("SocketServer", "ExpiredConnectionsKilledCount") == 3
             for client in (waiting, idle, again):
@@ -336,7 +343,7 @@ def test_queued_request_bytes_are_limited(run: Run) -> None:
 
 
 @both_loops
-def test_who_connects_before_the_start_is_answered_after_it(run: Run) -> None:
+def test_a_client_that_connects_before_the_start_is_answered_after_it(run: Run) -> None:
     async def scenario() -> None:
         async with Server(heartbeat_api(), started=False) as server:
             assert server.network.endpoints[0].port == server.port > 0
@@ -466,5 +473,24 @@ def test_connections_are_numbered_in_the_order_of_acceptance_over_all_listeners(
             assert orders == [1, 2, 3, 1]
             for client in (first, second, third):
                 await client.close()
+
+    run(scenario())
+
+
+@both_loops
+def test_accepted_connections_inherit_the_options_of_their_listener(run: Run) -> None:
+    async def scenario() -> None:
+        config = SocketServerConfig(socket_send_buffer_bytes=32768, socket_receive_buffer_bytes=65536)
+        async with Server(heartbeat_api(), config=config) as server:
+            client = await server.client()
+            assert await ask(client, 1) == 1
+            (connection,) = server.network.acceptors[0].processor.connections
+            assert connection.transport is not None
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            sizes = {accepted.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_SNDBUF, socket.SO_RCVBUF)}
+            assert sizes == {2 * 32768, 2 * 65536}, "Linux doubles them"
+            await client.close()
 
     run(scenario())

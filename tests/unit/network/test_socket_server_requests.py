@@ -7,17 +7,20 @@ import logging
 import re
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from klamm.errors import ConfigError
 from klamm.model import EndPoint
-from klamm.network import RequestContext, SocketServerConfig
-from klamm.network.connection import MAX_IN_FLIGHT
+from klamm.network import RequestContext, SocketServerConfig, request_decoder
+from klamm.network.connection import MAX_IN_FLIGHT, Connection
 from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from klamm.protocol.wire import Message, decode, decode_in_slices
+from klamm.waiting import PromptFuture
 from tests.unit.network.harness import (
     Answer,
     Server,
@@ -68,6 +71,37 @@ def test_a_delayed_response_holds_back_later_ones_but_not_their_handling(run: Ru
             assert numbers(api) == [0, 1, 2, 3, 9]
             assert server.value("RequestChannel", "ResponseQueueSize") == 0
             await client.close()
+            await other.close()
+
+    run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("sends_at_once", [True, False])
+def test_an_urgent_response_leaves_while_the_turn_continues(run: Run, sends_at_once: bool) -> None:
+    """A follower appends what one produce has written while the leader still handles the produce."""
+
+    async def scenario() -> None:
+        delayed: PromptFuture[HeartbeatResponse] = PromptFuture(asyncio.get_running_loop())
+        unsent: list[int] = []
+
+        def script(ctx: RequestContext, request: HeartbeatRequest) -> Answer:
+            if request.generation_id == 0:
+                ctx.sends_at_once = sends_at_once
+                return delayed
+            delayed.set_result(HeartbeatResponse(error_code=77))
+            unsent.append(server.network.channel.in_flight)
+            return echo(request)
+
+        async with Server(heartbeat_api(script)) as server:
+            one, other = await server.client(), await server.client()
+            one.send(heartbeat(0))
+            await settled()
+            other.send(heartbeat(1))
+            assert await other.receive_heartbeat() == (0, 1)
+            assert await one.receive_heartbeat() == (0, 77)
+            assert unsent == [1 if sends_at_once else 2]
+            await one.close()
             await other.close()
 
     run(scenario())
@@ -376,6 +410,79 @@ def test_a_bug_in_a_handler_costs_its_connection_only(run: Run, how: str, caplog
     assert "Traceback" in caplog.text
 
 
+BROKEN = 77
+
+
+def decode_with_a_bug(real: Callable[..., Any], cls: type[Message], version: int, frame: bytes, *rest: Any) -> Any:
+    if BROKEN.to_bytes(4, "big") in bytes(frame):
+        raise KeyError("a bug")
+    return real(cls, version, frame, *rest)
+
+
+@both_loops
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_a_bug_in_a_decoder_costs_its_connection_only(run: Run, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for real in (decode, decode_in_slices):
+        monkeypatch.setattr(request_decoder, real.__name__, partial(decode_with_a_bug, real))
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api()) as server:
+            failed: list[str] = []
+            server.network.handler_pool.on_failed = lambda request, error: failed.append(error)
+            broken, other = await server.client(), await server.client()
+            broken.send(HeartbeatRequest(group_id="g", generation_id=BROKEN, member_id="m" * size))
+            other.send(heartbeat(1))
+            assert await other.receive_heartbeat() == (0, 1)
+            assert await broken.receive_end() == b""
+            assert failed == ["KeyError('a bug')"]
+            assert server.network.channel.in_flight == 0
+            assert server.network.channel.memory_pool.used_bytes == 0
+            await broken.close()
+            await other.close()
+
+    run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("what", ["report", "refusal"])
+def test_a_bug_outside_of_handlers_does_not_keep_other_requests_waiting(
+    run: Run, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that ends with an error is followed by the next one."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("another bug")
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+        def script(_: RequestContext, request: HeartbeatRequest) -> Answer:
+            if request.generation_id == BROKEN:
+                raise KeyError("a bug")
+            return echo(request)
+
+        async with Server(heartbeat_api(script)) as server:
+            pool, waiting = server.network.handler_pool, server.network.channel.data
+            if what == "report":
+                pool.on_failed = fail
+            else:
+                monkeypatch.setattr(Connection, "refuse", fail)
+            broken, other = await server.client(), await server.client()
+            pool.shutdown()
+            whole = frame(heartbeat(BROKEN), 1, 0)
+            broken.writer.write(whole if what == "report" else (len(whole) - 6).to_bytes(4, "big") + whole[4:-2])
+            await until(lambda: waiting.size == 1)
+            for number in range(5):
+                other.send(heartbeat(number))
+            await until(lambda: waiting.size == 6)
+            pool.start()
+            assert [(await other.receive_heartbeat())[1] for _ in range(5)] == list(range(5))
+            await broken.close()
+            await other.close()
+
+    run(scenario())
+
+
 @both_loops
 def test_requests_sent_just_before_the_client_leaves_are_handled(run: Run) -> None:
     async def scenario() -> None:
@@ -410,7 +517,7 @@ def test_every_split_of_the_bytes_gives_the_same_answers(run: Run) -> None:
 
 
 @both_loops
-def test_the_context_tells_who_asks(run: Run) -> None:
+def test_the_context_names_the_client(run: Run) -> None:
     async def scenario() -> None:
         seen: list[RequestContext] = []
 
@@ -455,7 +562,7 @@ def test_listeners_are_checked() -> None:
 
 
 @both_loops
-def test_nobody_overtakes_who_waits_for_room_in_the_queue(run: Run) -> None:
+def test_no_connection_overtakes_one_that_waits_for_room_in_the_queue(run: Run) -> None:
     async def scenario() -> None:
         api = heartbeat_api()
         config = SocketServerConfig(queued_max_requests=2, num_io_threads=1)

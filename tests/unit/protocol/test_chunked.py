@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Generator
 from itertools import accumulate
 
 import pytest
@@ -71,7 +72,7 @@ class Element:
     """Something whose end can be noticed."""
 
 
-def test_what_is_held_is_freed_a_row_at_a_time_and_the_outer_array_first() -> None:
+def test_held_rows_are_freed_one_at_a_time_and_the_outer_array_first() -> None:
     inner = [[Element() for _ in range(3)] for _ in range(2)]
     alive = [weakref.ref(element) for elements in inner for element in elements]
     outer = [Chunked([elements]) for elements in inner]
@@ -102,3 +103,37 @@ def test_a_dictionary_of_very_many_keys_has_short_parts() -> None:
     assert sorted(spread.items()) == sorted((f"k{number}", number) for number in range(100_000))
     assert max(map(len, spread.dicts)) < 5 * CHUNK
     assert len(SpreadDict[str, int]().dicts) == 1
+
+
+def test_a_dictionary_of_very_many_keys_is_a_dictionary() -> None:
+    plain: dict[int, int] = {}
+    spread: SpreadDict[int, int] = SpreadDict()
+    for number in range(3 * CHUNK):
+        for dictionary in (plain, spread):
+            dictionary[number] = number
+            dictionary[number % 7] = -number
+            if number % 3 == 0:
+                assert dictionary.pop(number // 2, None) is not None or number // 2 % 3 == 0
+    for number in range(3 * CHUNK):
+        assert (number in spread, spread.get(number)) == (number in plain, plain.get(number))
+    assert len(spread) == len(plain) and dict(spread.items()) == plain == {key: spread[key] for key in spread}
+    taken = [spread.popitem() for _ in range(len(spread))]
+    assert dict(taken) == plain and len(spread) == 0 and not spread
+    with pytest.raises(KeyError):
+        spread.popitem()
+    with pytest.raises(KeyError):
+        del spread[1]
+    spread[1] = 2
+    assert list(spread.items()) == [(1, 2)]
+
+
+def test_steps_among_the_rows_are_taken() -> None:
+    taken: list[int] = []
+
+    def steps() -> Generator[None, None, None]:
+        for number in range(3):
+            taken.append(number)
+            yield
+
+    held: Held = [steps(), [1]]
+    assert len(list(release(held))) == 5 and taken == [0, 1, 2] and not held

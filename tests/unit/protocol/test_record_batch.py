@@ -14,20 +14,23 @@ from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
 
 from klamm.errors import ProtocolError
+from klamm.protocol import record_batch
 from klamm.protocol.compression import CompressionType, compress, decompress
 from klamm.protocol.record_batch import (
     RECORD_BATCH_OVERHEAD,
     Record,
     RecordBatch,
     TimestampType,
-    assign_offsets,
     batches,
     build_batch,
+    build_batch_in_steps,
+    encode_record,
     increment_sequence,
     next_batch,
     records,
     with_max_timestamp,
 )
+from tests.support.record_batches import assign_offsets
 
 with warnings.catch_warnings():
     # kafka-python reads its own schemas through a deprecated function when it is imported
@@ -60,7 +63,7 @@ def theirs(batch: Any) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("parser", [KafkaPythonBatch, AioBatch])
-def test_what_we_build_others_read(codec: CompressionType, parser: Callable[[bytearray], Any]) -> None:
+def test_our_batches_are_readable_by_others(codec: CompressionType, parser: Callable[[bytearray], Any]) -> None:
     data = build_batch(ROWS, base_offset=7, compression=codec, producer_id=9, producer_epoch=2, base_sequence=5)
     other = parser(bytearray(data))
     assert other.validate_crc()
@@ -69,7 +72,7 @@ def test_what_we_build_others_read(codec: CompressionType, parser: Callable[[byt
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_kafka_python_builds_we_read(codec: CompressionType) -> None:
+def test_batches_of_kafka_python_are_readable(codec: CompressionType) -> None:
     builder = KafkaPythonBuilder(
         magic=2,
         compression_type=codec,
@@ -83,7 +86,7 @@ def test_what_kafka_python_builds_we_read(codec: CompressionType) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_aiokafka_builds_we_read(codec: CompressionType) -> None:
+def test_batches_of_aiokafka_are_readable(codec: CompressionType) -> None:
     builder = AioBuilder(
         magic=2,
         compression_type=codec,
@@ -124,6 +127,31 @@ def test_an_uncompressed_batch_is_the_same_bytes_as_kafka_pythons() -> None:
     other = bytes(builder.build())
     epoch = struct.unpack_from(">i", other, 12)[0]
     assert build_batch(ROWS, partition_leader_epoch=epoch) == other
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 35])
+def test_a_batch_that_is_built_in_steps_has_the_same_bytes(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Record(timestamp=7 + n % 4, key=b"k%d" % n, value=b"v" * n, headers=(("h", b"x"),)) for n in range(count)]
+    encoded = 0
+
+    def noted(record: Record, offset_delta: int, timestamp_delta: int) -> bytes:
+        nonlocal encoded
+        encoded += 1
+        return encode_record(record, offset_delta, timestamp_delta)
+
+    monkeypatch.setattr(record_batch, "encode_record", noted)
+    steps = build_batch_in_steps(rows, 10)
+    seen = []
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            seen.append(encoded)
+            built = done.value
+            break
+        seen.append(encoded)
+    assert seen == [*range(10, count, 10), count]
+    assert built == build_batch(rows)
 
 
 def test_offsets_and_epoch_are_outside_the_checksum() -> None:
@@ -234,7 +262,7 @@ def test_a_record_count_beyond_the_bytes_is_refused_before_any_work() -> None:
 
 
 @pytest.mark.parametrize(("position", "value"), [(16, 1), (16, 0), (16, 9), (8, 0)])
-def test_what_is_no_batch_is_refused(position: int, value: int) -> None:
+def test_bytes_that_are_not_a_batch_are_refused(position: int, value: int) -> None:
     data = bytearray(build_batch(ROWS[:1]))
     if position == 8:
         struct.pack_into(">i", data, 8, value)

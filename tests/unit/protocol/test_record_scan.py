@@ -41,7 +41,7 @@ def batch(rng: Random, count: int, *, same_size: bool) -> bytearray:
 
 @pytest.mark.parametrize("same_size", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 63, 64, 65, 130, 8200])
-def test_what_was_built_is_accepted(count: int, same_size: bool) -> None:
+def test_a_built_batch_is_accepted(count: int, same_size: bool) -> None:
     data = memoryview(batch(Random(count), count, same_size=same_size))
     assert is_accepted(data, count)
     assert not is_accepted(data[:-1], count)

@@ -267,7 +267,7 @@ class TestFilters:
             ([(USER, EXACT, "nobody")], True, []),
         ],
     )
-    def test_what_a_filter_selects(
+    def test_a_filter_selects_matching_entities(
         self,
         one: OneBroker,
         components: Sequence[tuple[str, int, str | None]],
@@ -325,6 +325,7 @@ class TestListener:
             "/config/users/bad%FF": b'{"version":1,"config":{"producer_byte_rate":"1"}}',
             "/config/clients/broken": b"not json",
             "/config/clients/text": b'{"version":1,"config":{"producer_byte_rate":"many"}}',
+            "/config/clients/huge": b'{"version":1,"config":{"producer_byte_rate":"%s"}}' % (b"9" * 400),
         }
 
         async def write() -> None:

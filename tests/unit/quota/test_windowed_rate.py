@@ -47,7 +47,7 @@ def test_an_idle_time_does_not_make_a_burst_look_small() -> None:
     assert rate.per_second(60_000) == 1_000
 
 
-def test_a_value_can_be_taken_back() -> None:
+def test_a_value_can_be_removed_again() -> None:
     rate = WindowedRate(ELEVEN)
     rate.record(10, 0)
     rate.record(500, 100)
@@ -55,7 +55,7 @@ def test_a_value_can_be_taken_back() -> None:
     assert rate.total(100) == 10
 
 
-def test_a_rate_that_nobody_asks_for_stays_small() -> None:
+def test_a_rate_that_is_never_read_stays_small() -> None:
     rate = WindowedRate(ELEVEN)
     for second in range(100):
         rate.record(1, second * 1_000)
@@ -81,6 +81,16 @@ def test_a_throttle_time_fits_into_a_response() -> None:
     rate = WindowedRate(ELEVEN)
     rate.record(1e15, 0)
     assert rate.throttle_time_ms(1, 0) == LONGEST_THROTTLE_MS
+
+
+@pytest.mark.parametrize("limit", [5e-324, 1e-300])
+def test_a_limit_next_to_zero_throttles_and_raises_nothing(limit: float) -> None:
+    rate = WindowedRate(ELEVEN)
+    rate.record(100, 0)
+    assert rate.throttle_time_ms(limit, 0) == LONGEST_THROTTLE_MS
+    bucket = TokenBucket(ELEVEN, limit, 0)
+    bucket.take(100, limit, 0)
+    assert bucket.throttle_time_ms(limit, 0) == LONGEST_THROTTLE_MS
 
 
 @pytest.mark.parametrize("seed", range(20))

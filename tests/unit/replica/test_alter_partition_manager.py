@@ -36,7 +36,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.requests: list[tuple[AlterPartitionRequest, int]] = []
-        self.answers: list[ErrorCode | OSError] = []
+        self.answers: list[ErrorCode | Exception] = []
         self.code_of: Callable[[PartitionData], ErrorCode] = lambda partition: ErrorCode.NONE
         self.gate = asyncio.Event()
         self.gate.set()
@@ -45,7 +45,7 @@ class Controller:
         self.requests.append((request, max_version))
         await self.gate.wait()
         answer = self.answers.pop(0) if self.answers else ErrorCode.NONE
-        if isinstance(answer, OSError):
+        if isinstance(answer, Exception):
             raise answer
         if answer != ErrorCode.NONE:
             return AlterPartitionResponse(error_code=answer, topics=())
@@ -132,6 +132,16 @@ def test_an_accepted_isr_is_taken_over_and_moves_the_high_watermark(setting: Set
     assert setting.controller.isrs() == [[(1, -1), (3, 9)]], "who joins is named with the epoch it fetched in"
 
 
+def test_a_bug_does_not_freeze_an_isr(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    partition = setting.lead()
+    setting.controller.answers = [KeyError("a bug")]
+    setting.manager.submit(partition, (1,))
+    setting.idle()
+    assert partition.isr == (1,) and partition.pending_isr is None
+    assert len(setting.controller.requests) == 2
+    assert "KeyError: 'a bug'" in caplog.text
+
+
 def test_changes_that_come_while_one_is_under_way_go_together(setting: Setting) -> None:
     setting.lead(3)
     partitions = list(setting.replicas.partitions.values())
@@ -148,7 +158,7 @@ def test_changes_that_come_while_one_is_under_way_go_together(setting: Setting) 
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("gone"), ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER])
-def test_what_was_not_decided_is_sent_again(setting: Setting, failure: ErrorCode | OSError) -> None:
+def test_an_undecided_change_is_sent_again(setting: Setting, failure: ErrorCode | OSError) -> None:
     partition = setting.lead()
     setting.controller.answers = [failure, failure]
     setting.manager.submit(partition, (1,))

@@ -73,7 +73,7 @@ def test_one_read_answers_all_that_wait_and_the_confirmed_controller_never_waits
     with_guard(scenario)
 
 
-def test_nobody_overtakes_a_request_that_waited() -> None:
+def test_no_request_overtakes_one_that_waited() -> None:
     async def scenario(guard: ControllerGuard, zk: ScriptedZooKeeper) -> None:
         carried_out: list[str] = []
         first = waits(guard.check(Claim(2, 6)))
@@ -122,7 +122,7 @@ def test_without_a_session_requests_are_refused() -> None:
     with_guard(scenario)
 
 
-def test_while_there_is_no_controller_nobody_is_obeyed() -> None:
+def test_without_a_controller_no_request_is_obeyed() -> None:
     async def scenario(guard: ControllerGuard, zk: ScriptedZooKeeper) -> None:
         verdict = waits(guard.check(Claim(NO_CONTROLLER, 6, 70)))
         await turns()
@@ -132,7 +132,7 @@ def test_while_there_is_no_controller_nobody_is_obeyed() -> None:
     with_guard(scenario)
 
 
-def test_a_broker_that_stops_refuses_what_waits() -> None:
+def test_a_broker_that_stops_refuses_waiting_requests() -> None:
     async def scenario(guard: ControllerGuard, zk: ScriptedZooKeeper) -> None:
         asked = waits(guard.check(Claim(2, 6)))
         await turns()
@@ -144,7 +144,7 @@ def test_a_broker_that_stops_refuses_what_waits() -> None:
     with_guard(scenario)
 
 
-def test_a_failed_read_leaves_nobody_waiting() -> None:
+def test_a_failed_read_leaves_no_request_waiting() -> None:
     async def scenario(guard: ControllerGuard, zk: ScriptedZooKeeper) -> None:
         first = waits(guard.check(Claim(2, 6, 70)))
         await zk.was_read(1)

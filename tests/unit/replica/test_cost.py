@@ -28,6 +28,7 @@ from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher_config import FetcherConfig
 from klamm.replica.partition import Partition
 from klamm.replica.state_change import SLICE_S
+from tests.support.isr_passes import shrink_isrs
 from tests.support.one_broker import OneBroker, batch
 from tests.unit.apis.test_fetch import ID, request, values
 
@@ -100,7 +101,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[
 class TestShrinking:
     def pass_later(self, one: OneBroker, ms: int = 15_001) -> None:
         one.clock.elapsed_ms += ms
-        one.broker.replicas.shrink_isrs()
+        shrink_isrs(one.broker.replicas)
 
     def test_only_what_was_written_and_what_lags_is_looked_at(
         self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
@@ -171,7 +172,7 @@ class TestBrokersThatComeAndGo:
         self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         leader.clock.elapsed_ms += 15_001
-        leader.broker.replicas.shrink_isrs()
+        shrink_isrs(leader.broker.replicas)
         append(leader, 3)
         looked_at = count_calls(monkeypatch, Partition, "maybe_increment_high_watermark")
         leader.update_metadata({}, brokers=(1,))
@@ -197,7 +198,7 @@ class TestBrokersThatComeAndGo:
         assert max(after - before for before, after in pairwise(seen)) <= 20, "in every turn of the loop"
         assert {partition(leader, index).log.high_watermark for index in range(MANY)} == {1}  # type: ignore[union-attr]
 
-    def test_nobody_waits_for_a_follower_that_is_gone(self, leader: OneBroker) -> None:
+    def test_no_request_waits_for_a_follower_that_is_gone(self, leader: OneBroker) -> None:
         """It is not in sync, but was about to be: it held the high watermark back."""
         append(leader, 3)
         partition(leader, 3).commit_isr((1,), 0, 1, leader.clock.now_ms())
@@ -205,7 +206,7 @@ class TestBrokersThatComeAndGo:
         assert log is not None and (log.high_watermark, log.log_end_offset) == (0, 1)
         for _ in range(2):
             leader.clock.elapsed_ms += 1_000
-            leader.broker.replicas.shrink_isrs()
+            shrink_isrs(leader.broker.replicas)
         assert log.high_watermark == 0
         leader.update_metadata({}, brokers=(1,))
         assert log.high_watermark == 1
@@ -270,14 +271,14 @@ class TestFetchSessions:
         for epoch in range(1, 8):
             leader.clock.elapsed_ms += 10_000
             leader.ask(fetch.API, request({}, replica_id=2, session_id=session_id, session_epoch=epoch), 12)
-            leader.broker.replicas.shrink_isrs()
+            shrink_isrs(leader.broker.replicas)
         last_ms = leader.clock.now_ms()
         append(leader, 5)
         leader.clock.elapsed_ms += 20_000
-        leader.broker.replicas.shrink_isrs()
+        shrink_isrs(leader.broker.replicas)
         assert wanted == [] and partition(leader, 5).remotes[2].last_caught_up_time_ms == last_ms
         leader.clock.elapsed_ms += 20_000
-        leader.broker.replicas.shrink_isrs()
+        shrink_isrs(leader.broker.replicas)
         assert wanted == [5], "its last fetch was before the append"
 
 
@@ -285,7 +286,7 @@ class TestCaughtUpFollowers:
     def ask(self, leader: OneBroker, offsets: dict[int, int], **fields: Any) -> Any:
         return leader.ask(fetch.API, request(offsets, replica_id=2, **fields), 12)
 
-    def test_what_stands_still_is_not_read_but_counts_as_caught_up(
+    def test_an_idle_partition_is_not_read_but_counts_as_caught_up(
         self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read = count_calls(monkeypatch, fetch_path, "read_records")
@@ -367,7 +368,7 @@ class TestParkedFetches:
         answered = leader.as_read(leader.run(waiting), 12)
         assert [len(values(p)) for t in answered.responses for p in t.partitions] == [1]
 
-    def test_leadership_that_is_lost_is_told(self, leader: OneBroker) -> None:
+    def test_lost_leadership_is_reported(self, leader: OneBroker) -> None:
         waiting = self.park(leader)
         leader.leader_and_isr({"t": [8]}, leader=2, leader_epoch=1, **STATE)
         answered = leader.run(waiting)
@@ -388,8 +389,8 @@ class TestSlices:
         return one
 
     def test_the_loop_runs_between_slices(self, sliced: OneBroker) -> None:
-        told: list[int] = []
-        sliced.broker.replicas.leadership_listeners.append(lambda led, followed: told.append(len(led)))
+        reported: list[int] = []
+        sliced.broker.replicas.leadership_listeners.append(lambda led, followed: reported.append(len(led)))
         answer: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
         assert isinstance(answer, asyncio.Future)
         seen = []
@@ -397,7 +398,7 @@ class TestSlices:
             seen.append(len(sliced.broker.replicas.partitions))
             sliced.spin()
         assert len(seen) > 1 and seen == sorted(seen)
-        assert sum(told) == MANY and max(told) <= self.PER_SLICE
+        assert sum(reported) == MANY and max(reported) <= self.PER_SLICE
         codes = [p.error_code for t in answer.result().topics for p in t.partition_errors]
         assert codes == [0] * MANY
         assert sliced.broker.replicas.counters.leader_count == MANY
@@ -407,8 +408,8 @@ class TestSlices:
     ) -> None:
         monkeypatch.setattr(state_change, "STOPS", 2)
         sliced.run(sliced.leader_and_isr({"t": range(MANY)}, **STATE))  # type: ignore[arg-type]
-        told: list[int] = []
-        sliced.broker.replicas.leadership_listeners.append(lambda led, followed: told.append(len(followed)))
+        reported: list[int] = []
+        sliced.broker.replicas.leadership_listeners.append(lambda led, followed: reported.append(len(followed)))
         states = [
             StopReplicaPartitionState(partition_index=index, leader_epoch=-1, delete_partition=True)
             for index in range(MANY)
@@ -426,7 +427,7 @@ class TestSlices:
             assert not again.done()
             sliced.spin()
         assert len(seen) > 1 and seen == sorted(seen, reverse=True)
-        assert sum(told) == MANY and max(told) == 2
+        assert sum(reported) == MANY and max(reported) == 2
         assert [error.error_code for error in answer.result().partition_errors] == [0] * MANY
         sliced.run(again)
         assert len(sliced.broker.replicas.partitions) == len(sliced.broker.logs.logs) == 1
@@ -458,7 +459,7 @@ class TestSlices:
         hosted = sliced.broker.replicas.partitions
         assert len(hosted) == MANY - 1 and not any(p.is_leader for p in hosted.values())
 
-    def test_a_broker_that_stops_does_not_go_on(self, sliced: OneBroker) -> None:
+    def test_a_broker_that_stops_does_not_continue(self, sliced: OneBroker) -> None:
         answer: Any = sliced.leader_and_isr({"t": range(MANY)}, **STATE)
         sliced.broker.replicas.shutdown()
         before = len(sliced.broker.replicas.partitions)
@@ -495,10 +496,10 @@ class TestFailedDirectories:
     def test_other_work_has_its_turn_in_between(self, failed: tuple[OneBroker, Iterator[None]]) -> None:
         one, steps = failed
         replicas = one.broker.replicas
-        told: list[int] = []
-        replicas.leadership_listeners.append(lambda led, followed: told.append(len(followed)))
+        reported: list[int] = []
+        replicas.leadership_listeners.append(lambda led, followed: reported.append(len(followed)))
         seen = [len(replicas.partitions) for _ in steps]
-        assert seen == list(range(MANY - 10, -1, -10)) and told == [10] * (MANY // 10)
+        assert seen == list(range(MANY - 10, -1, -10)) and reported == [10] * (MANY // 10)
         assert len(replicas.offline) == MANY and not replicas.partitions
 
     def test_a_directory_that_comes_back_keeps_the_partitions_that_are_left(

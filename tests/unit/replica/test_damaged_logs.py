@@ -21,6 +21,7 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from klamm.replica.problems import Problem
+from klamm.zk.model.znodes import LostRecords
 from tests.support.one_broker import OneBroker
 from tests.unit.log.harness import append, batch
 
@@ -38,6 +39,10 @@ def stopped_with_records(tmp_path: Path) -> None:
         append(log, batch(b"%d" % i), epoch=0)
     one.broker.logs.shutdown({TP: 20})
     one.close()
+
+
+def write_high_watermark(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "replication-offset-checkpoint").write_text("0\n1\nt 0 20\n")
 
 
 def damaged(tmp_path: Path) -> tuple[OneBroker, Log]:
@@ -97,7 +102,9 @@ def test_a_damaged_log_is_compared_with_others_up_to_its_gap(tmp_path: Path) -> 
     one.close()
 
 
-def test_the_only_replica_serves_what_can_be_read_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_only_replica_serves_readable_records_and_reports_the_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one, log = damaged(tmp_path)
     (gap,) = log.damages
     with caplog.at_level(logging.ERROR):
@@ -109,6 +116,59 @@ def test_the_only_replica_serves_what_can_be_read_and_says_so(tmp_path: Path, ca
     assert (problem.broker_id, problem.topic, problem.partition, problem.problem) == (1, "t", 0, "damaged log")
     assert append(log, batch(b"new"), epoch=1).base_offset == 20
     assert log.read(gap.start_offset, 100, max_offset=20) == ErrorCode.CORRUPT_MESSAGE
+    one.close()
+
+
+def test_a_leader_reports_the_records_that_a_damage_took(tmp_path: Path) -> None:
+    one, log = damaged(tmp_path)
+    (gap,) = log.damages
+    reported: list[LostRecords] = []
+    one.broker.replicas.damaged_logs.report = reported.append
+    one.lead("t", topic_id=TOPIC_ID, leader_epoch=1, partition_epoch=1)
+    assert reported == [LostRecords(TP, TOPIC_ID, gap.start_offset, gap.end_offset, 1)]
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("leaders", "is_loss"), [((1, 1), True), ((2, 2), False), ((-1, 1), True), ((-1, 2, 1), False)]
+)
+def test_a_leader_reports_the_acknowledged_records_that_a_power_failure_took(
+    tmp_path: Path, leaders: tuple[int, ...], is_loss: bool
+) -> None:
+    """A follower fetches them again, and a record above the high watermark was not acknowledged.
+
+    After a power failure of all replicas, a partition has no leader until the controller has compared them.
+    """
+    stopped_with_records(tmp_path)
+    (tmp_path / "logs" / ".kafka_cleanshutdown").unlink()
+    write_high_watermark(tmp_path)
+    last = sorted((tmp_path / "logs" / "t-0").glob("*.log"))[-1]
+    last.write_bytes(b"")
+    one = OneBroker(tmp_path)
+    end = one.broker.logs.logs[TP].log_end_offset
+    assert end < 20
+    reported: list[LostRecords] = []
+    one.broker.replicas.damaged_logs.report = reported.append
+    for epoch, leader in enumerate(leaders, 1):
+        one.leader_and_isr(
+            {"t": [0]}, topic_id=TOPIC_ID, leader=leader, leader_epoch=epoch, replicas=(1, 2), is_new=False
+        )
+    assert reported == ([LostRecords(TP, TOPIC_ID, end, 20, 1)] if is_loss else [])
+    one.close()
+
+
+def test_a_topic_that_is_created_again_has_lost_nothing(tmp_path: Path) -> None:
+    """After a failover of the controller, the first LeaderAndIsr of a new topic does not say that it is new."""
+    stopped_with_records(tmp_path)
+    write_high_watermark(tmp_path)
+    one = OneBroker(tmp_path)
+    reported: list[LostRecords] = []
+    one.broker.replicas.damaged_logs.report = reported.append
+    one.lead("t", topic_id=TOPIC_ID, leader_epoch=1, partition_epoch=1)
+    one.stop_replica("t", 0)
+    response = one.leader_and_isr({"t": [0]}, topic_id=UUID(int=78), is_new=False)
+    assert errors(response) == [ErrorCode.NONE] and one.broker.logs.logs[TP].log_end_offset == 0
+    assert reported == []
     one.close()
 
 

@@ -75,12 +75,12 @@ def test_records_above_the_high_watermark_survive_the_followers_restart(cluster:
     cluster.elect(1)
     cluster.round(2)
     assert cluster.values(2) == [b"a", b"b"]
-    cluster.elect(2, tell=[2])
+    cluster.elect(2, notify=[2])
     assert cluster.values(2) == [b"a", b"b"]
 
 
 @BOTH
-def test_what_only_the_old_leader_had_is_cut(cluster: Brokers) -> None:
+def test_records_of_the_old_leader_alone_are_truncated(cluster: Brokers) -> None:
     """KIP-101, second scenario: two records at one offset, and the later epoch wins."""
     cluster.elect(1)
     cluster.append(b"a")
@@ -98,11 +98,11 @@ def test_fast_elections_leave_epochs_that_the_leader_never_saw(cluster: Brokers)
     cluster.elect(1)
     cluster.append(b"a")
     cluster.catch_up(2)
-    cluster.elect(2, tell=[2], isr=(2,))
+    cluster.elect(2, notify=[2], isr=(2,))
     cluster.append(b"b1", b"b2")
-    cluster.elect(1, tell=[1], isr=(1,))
+    cluster.elect(1, notify=[1], isr=(1,))
     cluster.append(b"c1")
-    cluster.elect(2, tell=[2], isr=(2,))
+    cluster.elect(2, notify=[2], isr=(2,))
     cluster.append(b"d1")
     cluster.elect(1, isr=(1,))
     cluster.append(b"e1")
@@ -117,11 +117,57 @@ def test_an_epoch_without_records_is_forgotten(cluster: Brokers) -> None:
     cluster.elect(1)
     cluster.append(b"a")
     cluster.catch_up(2)
-    cluster.elect(2, tell=[2])
+    cluster.elect(2, notify=[2])
     cluster.elect(1)
     cluster.append(b"b")
     cluster.catch_up(2)
     assert [entry.epoch for entry in cluster.log(2).leader_epochs.entries] == [0, 2]
+
+
+class TestEpochsBeyondTheLeaders:
+    """`leader-epoch-checkpoint` of a follower names an epoch that no leader has had."""
+
+    def test_batches_show_the_epoch(self, cluster: Brokers) -> None:
+        self.three_epochs(cluster)
+        follower = cluster.log(2)
+        right = list(follower.leader_epochs.entries)
+        follower.leader_epochs.entries[-1] = right[-1]._replace(epoch=99)
+        self.restart(cluster)
+        cluster.append(b"d")
+        cluster.catch_up(2)
+        assert cluster.contents(2) == cluster.contents(1)
+        assert follower.leader_epochs.entries[: len(right)] == right
+        assert follower.truncation_count == 0, "no record was removed"
+
+    def test_records_of_several_epochs_are_fetched_again(self, cluster: Brokers) -> None:
+        self.three_epochs(cluster)
+        follower = cluster.log(2)
+        follower.leader_epochs.entries[:] = [follower.leader_epochs.entries[0]._replace(epoch=99)]
+        self.restart(cluster)
+        cluster.append(b"d")
+        cluster.catch_up(2)
+        assert cluster.contents(2) == cluster.contents(1)
+        assert follower.leader_epochs.entries == cluster.log(1).leader_epochs.entries
+        assert follower.truncation_count == 1
+
+    def test_an_epoch_without_records(self, cluster: Brokers) -> None:
+        self.three_epochs(cluster)
+        follower = cluster.log(2)
+        follower.leader_epochs.assign(99, follower.log_end_offset)
+        self.restart(cluster)
+        cluster.append(b"d")
+        cluster.catch_up(2)
+        assert cluster.contents(2) == cluster.contents(1) and follower.truncation_count == 0
+
+    def three_epochs(self, cluster: Brokers) -> None:
+        for value in (b"a", b"b", b"c"):
+            cluster.elect(1)
+            cluster.append(value)
+            cluster.catch_up(2)
+
+    def restart(self, cluster: Brokers) -> None:
+        """The follower begins again in another epoch, with the epochs that it has now."""
+        cluster.elect(1)
 
 
 @BOTH
@@ -183,11 +229,11 @@ def test_a_log_start_within_a_batch_is_taken_over(cluster: Brokers) -> None:
 def test_a_fenced_follower_waits_for_the_controller(cluster: Brokers) -> None:
     cluster.elect(1)
     cluster.append(b"a")
-    cluster.elect(1, tell=[1])
+    cluster.elect(1, notify=[1])
     cluster.round(2)
     fetcher = cluster.fetchers[2]
     assert fetcher.failed == {TP: ErrorCode.FENCED_LEADER_EPOCH} and not fetcher.states
-    cluster.tell(2)
+    cluster.notify(2)
     cluster.catch_up(2)
     assert cluster.values(2) == [b"a"]
 
@@ -196,13 +242,13 @@ def test_a_fenced_follower_waits_for_the_controller(cluster: Brokers) -> None:
 def test_a_follower_that_is_ahead_of_its_leader_is_patient(cluster: Brokers) -> None:
     cluster.elect(1)
     cluster.append(b"a")
-    cluster.elect(1, tell=[2])
+    cluster.elect(1, notify=[2])
     state = cluster.fetchers[2].states[TP]
     cluster.round(2)
     assert state.failures == 1
     while state.failures < 2:
         cluster.round(2)
-    cluster.tell(1)
+    cluster.notify(1)
     while state.failures:
         cluster.round(2)
     assert cluster.values(2) == [b"a"]
@@ -333,7 +379,7 @@ def test_after_any_history_every_follower_ends_with_its_leaders_log(
         for number, (kind, broker_id, detail) in enumerate(steps):
             if kind == "elect":
                 assert isinstance(detail, set)
-                cluster.elect(broker_id, isr=(broker_id,), tell=sorted({broker_id, *detail}))
+                cluster.elect(broker_id, isr=(broker_id,), notify=sorted({broker_id, *detail}))
             elif kind == "append" and broker_id == cluster.leader:
                 assert isinstance(detail, int)
                 cluster.append(*(f"{number}-{i}".encode() for i in range(detail)))

@@ -101,7 +101,7 @@ def test_one_fetcher_a_leader_and_idle_ones_end(setting: Setting) -> None:
     assert [len(fetcher.states) for fetcher in setting.manager.fetchers] == [3]
 
 
-def test_a_fetcher_that_gets_new_work_at_once_goes_on(setting: Setting) -> None:
+def test_a_fetcher_that_gets_new_work_at_once_continues(setting: Setting) -> None:
     setting.follow("a", 2)
     (before,) = setting.manager.fetchers
     setting.follow("a", 2, leader_epoch=1)
@@ -109,7 +109,7 @@ def test_a_fetcher_that_gets_new_work_at_once_goes_on(setting: Setting) -> None:
     assert setting.manager.fetchers == (before,) and len(before.states) == 1
 
 
-def test_who_becomes_leader_or_has_no_leader_fetches_nothing(setting: Setting) -> None:
+def test_a_replica_that_leads_or_has_no_leader_fetches_nothing(setting: Setting) -> None:
     setting.follow("a", 2)
     setting.follow("a", 1, leader_epoch=1)
     setting.follow("b", -1)

@@ -16,13 +16,13 @@ def replica(broker_id: int, end: int, caught_up_ms: int = 0) -> RemoteReplica:
     return remote
 
 
-def test_who_asks_for_the_end_is_caught_up_now() -> None:
+def test_a_follower_that_fetches_the_end_is_caught_up_now() -> None:
     remote = RemoteReplica(2)
     remote.on_fetch(10, 0, leader_log_end_offset=10, now_ms=500, broker_epoch=-1)
     assert remote.last_caught_up_time_ms == 500
 
 
-def test_who_keeps_pace_with_a_busy_leader_stays_caught_up() -> None:
+def test_a_follower_that_keeps_pace_with_a_busy_leader_stays_caught_up() -> None:
     remote = RemoteReplica(2)
     remote.on_fetch(5, 0, leader_log_end_offset=10, now_ms=100, broker_epoch=-1)
     remote.on_fetch(9, 0, leader_log_end_offset=20, now_ms=200, broker_epoch=-1)
@@ -62,7 +62,7 @@ def test_a_member_that_has_not_fetched_yet_holds_it_back() -> None:
     st.dictionaries(st.integers(2, 6), st.integers(-1, 100), max_size=5),
     st.sets(st.integers(2, 6)),
 )
-def test_what_is_committed_is_on_every_member(leader_end: int, ends: dict[int, int], isr: set[int]) -> None:
+def test_committed_records_are_on_every_member(leader_end: int, ends: dict[int, int], isr: set[int]) -> None:
     remotes = {broker_id: replica(broker_id, min(end, leader_end)) for broker_id, end in ends.items()}
     members = tuple(sorted(isr & remotes.keys()))
     candidate = high_watermark_candidate(leader_end, remotes, (1, *members), 10**9, LAG_MS)

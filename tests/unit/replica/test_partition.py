@@ -9,6 +9,7 @@ from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import TopicPartition
 from klamm.replica.partition import Partition
+from tests.support.isr_passes import shrink_isrs
 from tests.support.one_broker import OneBroker, batch
 
 TP = TopicPartition("t", 0)
@@ -66,10 +67,10 @@ def test_the_task_that_shrinks_asks_for_every_lagging_partition(one: OneBroker) 
     wanted: list[tuple[int, ...]] = []
     one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
     for _ in range(2):
-        one.broker.replicas.shrink_isrs()
+        shrink_isrs(one.broker.replicas)
         one.clock.elapsed_ms += 15_001
     assert wanted == []
-    one.broker.replicas.shrink_isrs()
+    shrink_isrs(one.broker.replicas)
     assert wanted == [(1,)]
 
 
@@ -78,13 +79,13 @@ def test_a_leader_that_stood_still_itself_lets_its_followers_fetch_first(one: On
     wanted: list[tuple[int, ...]] = []
     one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
     one.clock.elapsed_ms += 60_000
-    one.broker.replicas.shrink_isrs()
+    shrink_isrs(one.broker.replicas)
     assert wanted == []
-    one.broker.replicas.shrink_isrs()
+    shrink_isrs(one.broker.replicas)
     assert wanted == [(1,)]
 
 
-def test_nobody_waits_for_a_follower_that_is_gone(one: OneBroker) -> None:
+def test_no_request_waits_for_a_follower_that_is_gone(one: OneBroker) -> None:
     one.update_metadata({}, brokers=(1, 2, 3))
     partition = led(one, isr=(1, 2))
     partition.on_follower_fetch(3, 0, 0, one.clock.now_ms(), -1)

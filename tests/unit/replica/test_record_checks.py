@@ -193,7 +193,7 @@ def test_many_small_batches_of_one_request_share_the_time_of_the_loop(one: OneBr
     assert [a.error_code for a in answers(one.run(waiting))] == [0, 0]
 
 
-def test_what_may_wait_is_bounded(one: OneBroker, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waiting_work_is_bounded(one: OneBroker, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_checks, "MAX_WAITING_BYTES", 60_000)
     data = large(bytes(range(10)), codec=CompressionType.SNAPPY, count=9000)
     assert 30_000 < len(data) < 60_000

@@ -55,9 +55,17 @@ class TestRate:
 class TestThrottledReplicas:
     @pytest.mark.parametrize(
         ("text", "expected"),
-        [("*", None), ("", frozenset()), ("none", frozenset()), ("0:1,3:1,1:2", {0, 3}), ("x:1,:,7", frozenset())],
+        [
+            ("*", None),
+            ("", frozenset()),
+            ("none", frozenset()),
+            ("0:1,3:1,1:2", {0, 3}),
+            ("x:1,:,7", frozenset()),
+            ("4:1," + "9" * 5000 + ":1,2147483648:1,5:" + "9" * 5000, {4}),
+        ],
+        ids=["all", "empty", "none", "pairs", "not pairs", "numbers that Python refuses to parse"],
     )
-    def test_what_a_topic_says_of_this_broker(self, text: str, expected: set[int] | None) -> None:
+    def test_the_throttled_replicas_of_a_topic_on_this_broker(self, text: str, expected: set[int] | None) -> None:
         assert throttled_partitions([pair for pair in text.split(",") if pair], 1) == expected
 
     def test_partitions_of_a_topic(self) -> None:
@@ -112,7 +120,7 @@ class TestLeader:
     def fetch(self, one: OneBroker, replica_id: int, offset: int = 0, **fields: Any) -> Any:
         return one.dispatch(fetch.API, request({0: offset}, replica_id=replica_id, **fields), 12)
 
-    def test_who_is_not_in_sync_is_held_back_and_all_are_counted(self, leader: OneBroker) -> None:
+    def test_a_follower_out_of_sync_is_held_back_and_all_are_counted(self, leader: OneBroker) -> None:
         quota = leader.broker.replicas.quotas.leader
         first = only(self.fetch(leader, 3))
         size = leader.broker.logs.logs[TP].size_bytes
@@ -160,7 +168,7 @@ class TestFollower:
         yield brokers
         brokers.close()
 
-    def test_what_has_not_caught_up_is_not_asked_for_until_there_is_room(self, cluster: Brokers) -> None:
+    def test_a_lagging_partition_is_not_fetched_until_there_is_room(self, cluster: Brokers) -> None:
         cluster.elect(1, isr=(1,))
         for _ in range(4):
             cluster.append(b"x" * 200)
@@ -182,7 +190,7 @@ class TestFollower:
         assert cluster.log(2).log_end_offset == 4, "it gets there"
         assert quota.bytes.count == cluster.log(2).size_bytes
 
-    def test_who_has_caught_up_is_never_held_back(self, cluster: Brokers) -> None:
+    def test_a_follower_that_has_caught_up_is_never_held_back(self, cluster: Brokers) -> None:
         cluster.elect(1)
         cluster.append(b"a")
         cluster.catch_up(2)
@@ -210,7 +218,7 @@ class TestFollower:
         fetcher.remove([TP])
         assert not fetcher._throttled and fetcher.is_idle
 
-    def test_a_partition_whose_throttle_is_taken_away_goes_on(self, cluster: Brokers) -> None:
+    def test_a_partition_whose_throttle_is_removed_continues(self, cluster: Brokers) -> None:
         cluster.elect(1, isr=(1,))
         cluster.append(b"a")
         fetcher = cluster.fetchers[2]

@@ -160,7 +160,7 @@ def test_version_2_adds_the_partitions(one: Leader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "told_to_version_2"),
+    ("error", "reported", "notified_to_version_2"),
     [
         (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_TXN_STATE),
         (ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.TRANSACTION_ABORTABLE),
@@ -173,12 +173,12 @@ def test_version_2_adds_the_partitions(one: Leader) -> None:
     ],
 )
 def test_answers_of_the_coordinator_as_producers_know_them(
-    one: Leader, error: ErrorCode, told: ErrorCode, told_to_version_2: ErrorCode
+    one: Leader, error: ErrorCode, reported: ErrorCode, notified_to_version_2: ErrorCode
 ) -> None:
     one.broker.replicas.transactional_producers.config = lambda: VerificationConfig(concurrent_retry_max_ms=0)
     one.coordinator.default = error
-    assert one.errors(one.send((T0, data(b"a")))) == [told]
-    assert one.errors(one.send((T0, data(b"a")), version=TV_2)) == [told_to_version_2]
+    assert one.errors(one.send((T0, data(b"a")))) == [reported]
+    assert one.errors(one.send((T0, data(b"a")), version=TV_2)) == [notified_to_version_2]
     assert one.values() == []
 
 

@@ -48,5 +48,5 @@ def test_where_to_cut(leader: EpochEndOffset, own: EpochEndOffset, decision: Tru
         (10, 10, 10, Reset(10)),
     ],
 )
-def test_where_to_go_on(end: int, leader_start: int, leader_end: int, decision: Reset) -> None:
+def test_where_to_continue(end: int, leader_start: int, leader_end: int, decision: Reset) -> None:
     assert reset_for(end, leader_start, leader_end) == decision

@@ -30,11 +30,14 @@ class TreeSession:
         self.tree = ZnodeTree()
         self.tree.create_session(1, 1000, 0)
         self.lose = False
+        self.bug: Exception | None = None
         parts = PATH.split("/")[1:-1]
         for path in ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))] + [paths.ISR_CHANGE_NOTIFICATION]:
             self.tree.write(1, Create(path), 0)
 
     async def set(self, op: SetData) -> SetDataResult:
+        if self.bug is not None:
+            raise self.bug
         result = self.tree.write(1, op, 0)
         if self.lose:
             self.lose = False
@@ -100,6 +103,15 @@ def test_a_lost_answer_is_recognised(setting: Setting) -> None:
     assert (setting.partition.isr, setting.partition.partition_epoch) == ((1,), 1) and setting.failed == 0
 
 
+def test_a_bug_does_not_freeze_the_isr(setting: Setting) -> None:
+    setting.zk.bug = KeyError("a bug")
+    setting.submit((1,))
+    assert setting.partition.isr == (1, 2) and setting.partition.pending_isr is None
+    setting.zk.bug = None
+    setting.submit((1,))
+    assert setting.zk.state().isr == (1,) and setting.failed == 1
+
+
 def test_a_state_that_is_no_longer_ours_is_left_alone(setting: Setting) -> None:
     setting.zk.put(2, 1, (2,))
     setting.submit((1,))
@@ -122,7 +134,7 @@ def test_a_deleted_topic_refuses(setting: Setting) -> None:
     assert setting.partition.isr == (1, 2) and setting.failed == 1
 
 
-def test_changes_are_told_together_once_it_is_quiet(setting: Setting) -> None:
+def test_changes_are_reported_together_once_it_is_quiet(setting: Setting) -> None:
     setting.submit((1,))
     setting.submit((1, 2))
     setting.manager.propagate()

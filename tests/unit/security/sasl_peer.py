@@ -18,7 +18,7 @@ from klamm.security.listener_security import ListenerSecurity
 from klamm.security.sasl.client_mechanisms import SaslClient, SaslCredentials, sasl_client
 from klamm.security.sasl.jwt_verifier import JwtVerifier, TokenRules
 from klamm.security.sasl.mechanisms import KLAMM_PEER, OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
-from klamm.security.sasl.scram_credential import ScramCredential, credential_of, salted_password
+from klamm.security.sasl.scram_credential import ScramCredential, credential_of, decoy_credential, salted_password
 from klamm.security.sasl.server_authenticator import SaslSettings
 from klamm.security.sasl.server_mechanisms import OAuthServer, PeerServer, PlainServer, ScramServer
 from klamm.security.secret import Secret
@@ -47,7 +47,11 @@ def settings(max_reauth_ms: Mapping[str, int] | None = None) -> SaslSettings:
     verifier = JwtVerifier(TokenRules(accepts_unsecured=True))
 
     def scram(mechanism: str) -> ScramServer:
-        return ScramServer(mechanism, lambda user: CREDENTIALS.get((mechanism, user)))
+        return ScramServer(
+            mechanism,
+            lambda user: CREDENTIALS.get((mechanism, user)),
+            lambda user: decoy_credential(PEER_SECRET, mechanism, user),
+        )
 
     return SaslSettings(
         {

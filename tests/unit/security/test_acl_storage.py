@@ -69,12 +69,22 @@ def test_entries_are_kafkas_json() -> None:
         b'{"version":1,"acls":[{"principal":"alice","host":"*","operation":"Read","permissionType":"Allow"}]}',
         b'{"version":1,"acls":[{"principal":"User:a","host":"*","operation":"Sing","permissionType":"Allow"}]}',
         b'{"version":1,"acls":[{"principal":"User:a","host":"*","operation":"Read","permissionType":"Perhaps"}]}',
+        b'{"version":1,"acls":[{"principal":"User:\\ud800","host":"*","operation":"Read","permissionType":"Allow"}]}',
+        b'{"version":1,"acls":' + b"[" * 100_000,
         b"\xff",
     ],
 )
 def test_other_content_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         stored.decode_acl(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 100_000, b'{"name":"\\ud800","resourceType":"TOPIC","patternType":"PREFIXED"}']
+)
+def test_other_notices_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        stored.decode_acl_change(data, is_extended=True)
 
 
 def test_operations_of_a_newer_kafka_are_not_applied_and_not_lost() -> None:
@@ -116,6 +126,30 @@ def test_a_broker_follows_the_changes_of_another(zookeeper: EmbeddedZooKeeperThr
             assert (await reader.read_many([path_of(ORDERS)]))[0] is None, "a resource without entries has no znode"
             assert len(await reader.get_children(paths.ACL_CHANGES)) == 2
             assert len(await reader.get_children(paths.ACL_EXTENDED_CHANGES)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_entries_that_met_a_bug_are_read_with_the_next_change(
+    zookeeper: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bugs = [KeyError("a bug")]
+    replace_rules = AclAuthorizer.replace_rules
+
+    def replace(authorizer: AclAuthorizer, rules: Any) -> None:
+        if bugs and len(list(rules.resources())):
+            raise bugs.pop()
+        replace_rules(authorizer, rules)
+
+    monkeypatch.setattr(AclAuthorizer, "replace_rules", replace)
+
+    async def scenario() -> None:
+        async with TwoBrokers(zookeeper) as (writer, _, authorizer):
+            await change_entries(writer, ORDERS, lambda before: before | {READ})
+            await until(lambda: "KeyError: 'a bug'" in caplog.text)
+            await change_entries(writer, ORD, lambda before: before | {WRITE})
+            await until(lambda: authorizer.rules.entries(ORD) == {WRITE})
+            assert authorizer.rules.entries(ORDERS) == {READ}
 
     asyncio.run(scenario())
 

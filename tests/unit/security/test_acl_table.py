@@ -72,7 +72,7 @@ class AskedBroker:
         again, _ = decode(api.request, version, encode_bytes(request, version), 0)
 
         async def handle() -> Any:
-            channel = ChannelContext(principal=principal, order=1)
+            channel = ChannelContext(client_host="127.0.0.1", principal=principal, order=1)
             ctx = RequestContext(
                 api.key, version, client_id="table", channel=channel, now_ms=self.broker.clock.now_ms()
             )
@@ -90,19 +90,20 @@ class AskedBroker:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AskedBroker]:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AskedBroker, AclRounds]]:
     broker = AskedBroker(tmp_path_factory.mktemp("acl-table"))
+    rounds = AclRounds(broker.ask)
     try:
-        AclRounds(broker.ask).prepare()
-        yield broker
+        rounds.prepare()
+        yield broker, rounds
     finally:
         broker.close()
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.api} {row.what}")
-def test_authorization(asked: AskedBroker, row: Row) -> None:
-    rounds = AclRounds(asked.ask)
-    assert rounds.differences(row, partial(asked.ask, principal=ALICE)) == []
+def test_authorization(asked: tuple[AskedBroker, AclRounds], row: Row) -> None:
+    broker, rounds = asked
+    assert rounds.differences(row, partial(broker.ask, principal=ALICE)) == []
 
 
 def test_every_api_is_in_the_table() -> None:

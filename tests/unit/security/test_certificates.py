@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
@@ -62,12 +64,31 @@ def test_malformed_rules_are_refused(rules: str) -> None:
 def test_a_broker_must_trust_its_own_certificate() -> None:
     server = server_context(TlsSettings(pair(AUTHORITY.issue()), AUTHORITY.pem, "required"))
     own = client_context(TlsSettings(pair(AUTHORITY.issue()), AUTHORITY.pem))
-    check_trusted(server, own)
+    check_trusted(server, own, "localhost")
+    check_trusted(server, own, "127.0.0.1")
     assert own.check_hostname, "the check leaves the context as it was"
     with pytest.raises(ConfigError, match="truststore does not accept its certificate"):
-        check_trusted(server, client_context(TlsSettings(pair(AUTHORITY.issue()), Authority("other").pem)))
+        check_trusted(server, client_context(TlsSettings(pair(AUTHORITY.issue()), Authority("other").pem)), "localhost")
     with pytest.raises(ConfigError, match="could not connect to each other"):
-        check_trusted(server, client_context(TlsSettings(None, AUTHORITY.pem, protocols=("TLSv1.2",))))
+        check_trusted(server, client_context(TlsSettings(None, AUTHORITY.pem, protocols=("TLSv1.2",))), "localhost")
+
+
+def test_a_broker_needs_a_certificate_with_its_advertised_name() -> None:
+    server = server_context(TlsSettings(pair(AUTHORITY.issue(names=("broker-1.example",))), AUTHORITY.pem))
+    settings = TlsSettings(pair(AUTHORITY.issue()), AUTHORITY.pem)
+    check_trusted(server, client_context(settings), "broker-1.example")
+    with pytest.raises(ConfigError, match=r"not for broker-2\.example, the name in advertised\.listeners"):
+        check_trusted(server, client_context(settings), "broker-2.example")
+    check_trusted(server, client_context(replace(settings, checks_hostname=False)), "broker-2.example")
+    for host in ("broker..example", ".example", "b" * 64):
+        with pytest.raises(ConfigError, match=r"no broker can connect to '.*advertised\.listeners: it is not a host"):
+            check_trusted(server, client_context(settings), host)
+
+
+def test_an_expired_certificate_is_named() -> None:
+    server = server_context(TlsSettings(pair(AUTHORITY.issue(ended=True)), AUTHORITY.pem))
+    with pytest.raises(ConfigError, match=r"has expired.*: issue a new one \(klamm tls issue --broker\)"):
+        check_trusted(server, client_context(TlsSettings(None, AUTHORITY.pem)), "localhost")
 
 
 def test_a_new_certificate_has_the_old_names() -> None:

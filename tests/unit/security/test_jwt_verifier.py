@@ -57,6 +57,8 @@ def test_another_claim_can_name_the_user() -> None:
         {"iss": "https://another"},
         {"aud": "another"},
         {"aud": []},
+        {"aud": 7},
+        {"aud": [["kafka"], {}]},
         {"sub": ""},
         {"sub": 7},
     ],
@@ -64,6 +66,11 @@ def test_another_claim_can_name_the_user() -> None:
 def test_a_claim_that_does_not_fit_is_refused(claims: dict[str, Any]) -> None:
     with pytest.raises(SaslMisuse):
         verifier(issuer="https://issuer", audiences=("kafka",)).verify(signed(**claims), NOW_MS)
+
+
+def test_half_of_a_character_is_not_a_user() -> None:
+    with pytest.raises(SaslMisuse, match="has no sub"):
+        verifier(accepts_unsecured=True).verify(unsecured_token(CLAIMS | {"sub": "\ud800"}), NOW_MS)
 
 
 def test_clocks_may_differ_a_little() -> None:

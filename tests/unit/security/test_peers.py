@@ -14,13 +14,20 @@ from klamm import apis
 from klamm.apis import produce
 from klamm.apis.api_declaration import Api, at_once, bind
 from klamm.errors import ErrorCode
+from klamm.log.producer_state import AppendOrigin
 from klamm.model import TopicPartition
 from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTransaction
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from klamm.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
 from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message
+from klamm.replica.append_path import append_records
 from tests.support.messages import build, codes
 from tests.support.one_broker import OneBroker, batch
 
@@ -147,6 +154,50 @@ def test_verification_of_transactions_comes_from_brokers(strict: OneBroker) -> N
     request = AddPartitionsToTxnRequest(transactions=[transaction])
     assert ask(strict, "AddPartitionsToTxn", request, 4, peer=None).error_code in REFUSED
     assert ask(strict, "AddPartitionsToTxn", request, 4, peer=2).error_code not in REFUSED
+
+
+def abort_marker(producer_epoch: int, coordinator_epoch: int, producer_id: int = 7) -> WriteTxnMarkersRequest:
+    topics = [WritableTxnMarkerTopic(name="t", partition_indexes=[0])]
+    marker = WritableTxnMarker(
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transaction_result=False,
+        topics=topics,
+        coordinator_epoch=coordinator_epoch,
+    )
+    return WriteTxnMarkersRequest(markers=[marker])
+
+
+def append(one: OneBroker, sequence: int, **fields: Any) -> int:
+    data = batch(b"v", producer_id=7, producer_epoch=3, base_sequence=sequence, **fields)
+    results = append_records(one.broker.replicas, 1, True, AppendOrigin.CLIENT, {TopicPartition("t", 0): data})
+    assert isinstance(results, dict)
+    return results[TopicPartition("t", 0)].error
+
+
+def test_a_client_cannot_fence_a_producer_with_a_marker(strict: OneBroker) -> None:
+    strict.lead("t")
+    assert append(strict, 0) == 0
+    for epoch in (3, 4, 32_767):
+        refused = errors(strict, "WriteTxnMarkers", abort_marker(epoch, 0), 1, peer=None)
+        assert refused == {ErrorCode.INVALID_PRODUCER_EPOCH}, "nothing is open"
+    for producer_id in (-1, -(2**63)):
+        assert errors(strict, "WriteTxnMarkers", abort_marker(3, 0, producer_id), 1, peer=None) == REFUSED
+    assert append(strict, 1) == 0
+    assert append(strict, 2, is_transactional=True) == 0
+    assert errors(strict, "WriteTxnMarkers", abort_marker(4, 0), 1, peer=None) == {ErrorCode.INVALID_PRODUCER_EPOCH}
+    assert append(strict, 3, is_transactional=True) == 0
+
+
+def test_a_client_cannot_fence_a_coordinator_with_a_marker(strict: OneBroker) -> None:
+    strict.lead("t")
+    assert append(strict, 0, is_transactional=True) == 0
+    for coordinator_epoch in (1, 2**31 - 1):
+        assert errors(strict, "WriteTxnMarkers", abort_marker(3, coordinator_epoch), 1, peer=None) == REFUSED
+    assert errors(strict, "WriteTxnMarkers", abort_marker(3, 5), 1, peer=2) == {0}, "brokers raise it"
+    assert append(strict, 1, is_transactional=True) == 0
+    assert errors(strict, "WriteTxnMarkers", abort_marker(3, 6), 1, peer=None) == REFUSED
+    assert errors(strict, "WriteTxnMarkers", abort_marker(3, 5), 1, peer=None) == {0}, "an operator aborts"
 
 
 def test_markers_and_epochs_of_followers_come_from_brokers(strict: OneBroker) -> None:

@@ -6,6 +6,7 @@ import hmac
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import SecurityProtocol
-from klamm.network.gate import Answer
+from klamm.network.gate import Answer, auth_bytes_of, mechanism_of
+from klamm.protocol.frames import RequestHeader, decode_request_header, encode_request_header
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest
+from klamm.protocol.wire import Message, decode, encode_bytes
 from klamm.security.listener_security import ANONYMOUS
 from klamm.security.sasl.mechanisms import FOR_CLIENTS, KLAMM_PEER, OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from klamm.security.sasl.scram_credential import salted_password
@@ -260,6 +263,22 @@ def test_a_request_after_the_session_ends_the_connection() -> None:
     assert peer.security.counts.expired == 1
 
 
+def test_a_session_that_ends_during_a_proof_of_a_broker_stays_ended() -> None:
+    peer = with_session()
+    assert peer.handshake(KLAMM_PEER).error_code == ErrorCode.NONE
+    client = sasl_peer.client_of(KLAMM_PEER, "12")
+    first = peer.authenticate(client.first())
+    peer.gate.expire()
+    last = client.step(bytes(first.auth_bytes))
+    assert last is not None and peer.authenticate(last).error_code == ErrorCode.NONE
+    with pytest.raises(ProtocolError, match="its session has ended"):
+        peer.metadata()
+    renewed = with_session()
+    renewed.gate.expire()
+    assert renewed.log_in(PLAIN).error_code == renewed.log_in(KLAMM_PEER, "12").error_code == ErrorCode.NONE
+    assert not renewed.gate.is_closed
+
+
 def test_the_user_cannot_change() -> None:
     peer = with_session()
     response = peer.log_in(PLAIN, "bob")
@@ -387,3 +406,56 @@ def test_no_sequence_opens_a_gate_without_credentials(
             break
     assert peer.context.principal == ANONYMOUS and peer.context.peer_broker_id is None
     assert peer.gate.is_closed or not must_stay_closed
+
+
+def _read_by_schema(request: type[Message], frame: bytes, version: int) -> Any:
+    try:
+        if version not in request.VERSIONS:
+            return None
+        message: Any = decode(request, version, frame, decode_request_header(frame)[1])[0]
+    except ProtocolError:
+        return None
+    return message.mechanism if isinstance(message, SaslHandshakeRequest) else bytes(message.auth_bytes)
+
+
+def _read(function: Callable[[bytes, int], object], frame: bytes, version: int) -> object:
+    try:
+        return function(frame, version)
+    except ProtocolError:
+        return None
+
+
+@settings(max_examples=400)
+@given(data=st.data())
+def test_sasl_requests_are_read_as_the_schema_says(data: st.DataObject) -> None:
+    """The gate reads usual requests in a shorter way. It must find the same in every frame, or refuse it too."""
+    request, read, version = data.draw(
+        st.sampled_from(
+            [
+                *((SaslHandshakeRequest(mechanism=SCRAM_SHA_256), mechanism_of, version) for version in (0, 1)),
+                *((SaslAuthenticateRequest(auth_bytes=b"n,,n=a,r=b"), auth_bytes_of, v) for v in (0, 1, 2)),
+            ]
+        )
+    )
+    client_id = data.draw(st.sampled_from(["client", "", None, "kl\u00e4mm"]))
+    frame = bytearray(encode_request_header(RequestHeader(request.KEY, version, 7, client_id)))
+    frame += encode_bytes(request, version)
+    for _ in range(data.draw(st.integers(0, 3))):
+        where = data.draw(st.integers(2, len(frame) - 1))
+        kind = data.draw(st.sampled_from(["set", "cut", "add"]))
+        if kind == "set":
+            frame[where] = data.draw(st.sampled_from([0, 1, 4, 0x7F, 0x80, 0xFF]))
+        elif kind == "cut":
+            del frame[max(where, 10) :]
+        else:
+            frame += bytes([data.draw(st.integers(0, 255))])
+    whole = bytes(frame)
+    sent_version = int.from_bytes(whole[2:4], "big", signed=True)
+    assert _read(read, whole, sent_version) == _read_by_schema(type(request), whole, sent_version)
+
+
+@pytest.mark.parametrize("version", [-1, 3])
+def test_an_unknown_version_of_a_token_is_refused(version: int) -> None:
+    frame = encode_request_header(RequestHeader(SaslAuthenticateRequest.KEY, version, 7, "client"))
+    with pytest.raises(ProtocolError, match=f"version {version}"):
+        auth_bytes_of(frame + b"\0\0\0\x01x", version)

@@ -141,6 +141,29 @@ def test_one_request_at_a_time_takes_what_waits() -> None:
     asyncio.run(run())
 
 
+def test_a_bug_does_not_keep_later_questions_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, bugs = add_partitions_to_txn_manager._errors_by_transaction, [KeyError("a bug")]
+
+    def read_with_a_bug(response: AddPartitionsToTxnResponse) -> Any:
+        if bugs:
+            raise bugs.pop()
+        return read(response)
+
+    monkeypatch.setattr(add_partitions_to_txn_manager, "_errors_by_transaction", read_with_a_bug)
+
+    async def run() -> None:
+        async with FakeBroker(1, coordinator()) as one:
+            asking = manager(metadata(everywhere(1), one))
+            first = asking("tx", 7, 0, [T0], verify_only=True)
+            await one.received(1)
+            second = asking("tx", 7, 1, [T0], verify_only=True)
+            assert await first == {T0: ErrorCode.NETWORK_EXCEPTION}
+            assert await second == {T0: ErrorCode.NONE}
+            await asking.close()
+
+    asyncio.run(run())
+
+
 def test_large_requests_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(add_partitions_to_txn_manager, "MAX_REQUEST_PARTITIONS", 3)
 
@@ -205,23 +228,23 @@ def test_a_partition_that_the_coordinator_does_not_know_yet_does_not_fail_the_ot
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.INVALID_TXN_STATE),
         (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
     ],
 )
-def test_an_error_of_the_whole_request(error: ErrorCode, told: ErrorCode) -> None:
+def test_an_error_of_the_whole_request(error: ErrorCode, reported: ErrorCode) -> None:
     async def run() -> None:
         async with FakeBroker(1, coordinator(error=error)) as one:
             asking = manager(metadata(everywhere(1), one))
-            assert await asking("tx", 7, 0, [T0], verify_only=True) == {T0: told}
+            assert await asking("tx", 7, 0, [T0], verify_only=True) == {T0: reported}
             await asking.close()
 
     asyncio.run(run())
 
 
-def test_an_answer_without_the_transaction_is_none() -> None:
+def test_an_answer_without_the_transaction_does_not_count() -> None:
     def silent(request: Any) -> Any:
         if isinstance(request, ApiVersionsRequest):
             return coordinator()(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,24 @@ from klamm.errors import ConfigError
 from klamm.model import SecurityProtocol
 from klamm.security.sasl.mechanisms import KLAMM_PEER, PLAIN, SCRAM_SHA_512
 from klamm.security.secret import Secret
+from klamm.security.tls.contexts import TlsSettings, client_context
+from klamm.security.tls.stores import StoreSource, load_key_pair
 from klamm.server.broker_security import BrokerSecurity
-from tests.support.certificates import TlsFiles, write_tls_files
+from tests.support.certificates import Authority, TlsFiles, write_tls_files
 
 JAAS = 'PlainLoginModule required username="admin" password="the admin.s word" user_admin="the admin.s word";'
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    return write_tls_files(tmp_path_factory.mktemp("tls"))
+@pytest.fixture(scope="module", params=["PEM", "PKCS12"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return write_tls_files(tmp_path_factory.mktemp("tls"), request.param)
 
 
 def security(files: TlsFiles, **settings: Any) -> BrokerSecurity:
     given = {
         "broker.id": 5,
         "listeners": "SASL_SSL://localhost:0,SSL://localhost:0,PLAINTEXT://localhost:0",
-        "ssl.keystore.location": files.broker,
-        "ssl.truststore.location": files.ca,
+        **files.settings(),
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS,
         **settings,
@@ -84,19 +86,40 @@ def test_settings_that_cannot_be_used_are_explained(files: TlsFiles, settings: d
     assert "secret" not in str(raised.value)
 
 
-def test_a_reload_with_a_bad_file_keeps_the_old_certificate(tmp_path: Path) -> None:
-    files = write_tls_files(tmp_path)
-    config = KafkaConfig(
-        {"broker.id": 5, "listeners": "SSL://localhost:0,PLAINTEXT://localhost:0",
-         "ssl.keystore.location": files.broker, "ssl.truststore.location": files.ca}
-    )  # fmt: skip
+def served_certificate(made: BrokerSecurity, files: TlsFiles) -> bytes:
+    """Shake hands with the TLS listener as a client with a certificate. Return the broker's certificate."""
+    client = client_context(
+        TlsSettings(load_key_pair(StoreSource("client", str(files.client))), files.ca.read_bytes(), "required")
+    )
+    context = made.listeners["SSL"].context
+    assert context is not None
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        context.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for side in [*sides, *sides]:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    found = sides[0].getpeercert(binary_form=True)
+    assert found is not None and sides[1].getpeercert(binary_form=True) is not None
+    return found
+
+
+@pytest.mark.parametrize("form", ["PEM", "PKCS12"])
+def test_a_reload_with_a_bad_file_keeps_the_old_certificate(tmp_path: Path, form: str) -> None:
+    files = write_tls_files(tmp_path, form)
+    listeners = {"listeners": "SSL://localhost:0", "security.inter.broker.protocol": "SSL"}
+    config = KafkaConfig({"broker.id": 5, **listeners, "ssl.client.auth": "required", **files.settings()})
     configs = ConfigRepository(config)
     made = BrokerSecurity(configs, 5, "cluster", Secret("the secret."))
     before = made.listeners["SSL"].context
+    served = served_certificate(made, files)
     good = files.broker.read_bytes()
-    files.broker.write_bytes(b"damaged")
+    for bad in (b"damaged", good[: len(good) // 2], files.new_keystore(authority=Authority("another"))):
+        files.broker.write_bytes(bad)
+        configs.reload_files()
+        assert made.listeners["SSL"].context is before and served_certificate(made, files) == served
+    files.broker.write_bytes(files.new_keystore())
     configs.reload_files()
-    assert made.listeners["SSL"].context is before
-    files.broker.write_bytes(files.authority.issue().pem)
-    configs.reload_files()
-    assert made.listeners["SSL"].context is not before and files.broker.read_bytes() != good
+    assert made.listeners["SSL"].context is not before and served_certificate(made, files) != served

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from klamm.server.collector import SLICE_SECONDS, THRESHOLDS, FullCollections, resident_bytes, slice_passes
+from klamm.network.slice_passes import PASS_SECONDS
+from klamm.server.collector import THRESHOLDS, UNVISITED, FullCollections, resident_bytes, slice_passes
 
 
 class Node:
@@ -60,6 +61,27 @@ def test_no_pass_walks_through_many_objects() -> None:
             gc.set_threshold(*before)
             gc.callbacks.remove(note)
     assert len(kept) > sum(THRESHOLDS) and 0 < max(walked) < 60_000
+
+
+def test_objects_that_were_made_while_the_collector_was_off_are_not_walked_through() -> None:
+    walked: list[int] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            walked.append(sum(len(gc.get_objects(generation=each)) for each in range(info["generation"] + 1)))
+
+    with collections(Memory()):
+        gc.collect()
+        gc.callbacks.append(note)
+        gc.disable()
+        try:
+            kept = [[i] for i in range(3 * UNVISITED)]
+            gc.enable()
+            kept += [[i] for i in range(2 * gc.get_threshold()[0])]
+        finally:
+            gc.enable()
+            gc.callbacks.remove(note)
+    assert walked and max(walked) < UNVISITED
 
 
 def test_new_cycles_are_collected() -> None:
@@ -117,10 +139,10 @@ def test_the_resident_memory_is_known() -> None:
     assert resident_bytes() > 1 << 20
 
 
-def test_between_slices_no_pass_comes_late() -> None:
+def test_work_in_slices_has_passes_of_its_own() -> None:
     """A large response replaces a large request: Python counts no new objects, and passes would visit all of them."""
     walked: list[int] = []
-    now = 0.0
+    slices: list[int] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
@@ -128,27 +150,57 @@ def test_between_slices_no_pass_comes_late() -> None:
 
     before = gc.get_threshold()
     request = [[i] for i in range(100_000)]
-    response: list[list[int]] = []
+    response: list[list[list[int]]] = []
     with collections(Memory()):
-        collect = slice_passes(lambda: now)
-        assert collect is not None
+        passes = slice_passes()
         gc.collect()
         gc.collect()
         gc.callbacks.append(note)
         gc.set_threshold(*THRESHOLDS)
         try:
             while request:
+                passes.hold_back()
+                count = len(walked)
                 for _ in range(1000):
-                    response.append(request.pop()[:])
-                collect()
-                collect()  # Too early: no further pass.
-                now += 2 * SLICE_SECONDS
+                    response.append([[], request.pop()])
+                slices.append(len(walked) - count)
+                passes.note_slice(PASS_SECONDS)
+                assert passes.is_due
+                passes.run()
         finally:
             gc.set_threshold(*before)
             gc.callbacks.remove(note)
-    assert len(walked) >= 100
+    assert not any(slices), "no pass within a slice"
+    assert 100 <= len(walked) <= 110
     assert max(walked) < 10_000
+    assert gc.isenabled()
 
 
-def test_without_frozen_objects_there_is_no_pass_between_slices() -> None:
-    assert slice_passes(lambda: 0.0) is None
+def test_short_work_in_slices_needs_no_pass() -> None:
+    with collections(Memory()):
+        passes = slice_passes()
+        passes.hold_back()
+        passes.note_slice(PASS_SECONDS / 2)
+        assert (passes.is_due, passes.is_held_back, gc.isenabled()) == (False, True, False)
+        passes.end()
+        assert (passes.is_due, passes.is_held_back, gc.isenabled()) == (False, False, True)
+
+
+def test_without_frozen_objects_there_are_no_passes_between_slices() -> None:
+    passes = slice_passes()
+    passes.hold_back()
+    passes.note_slice(1.0)
+    assert gc.isenabled() and not passes.is_due and not passes.is_held_back
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    with collections(Memory()):
+        gc.disable()
+        try:
+            passes = slice_passes()
+            passes.hold_back()
+            passes.note_slice(PASS_SECONDS)
+            passes.run()
+            assert not gc.isenabled()
+        finally:
+            gc.enable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,8 @@ from klamm.errors import ErrorCode
 from klamm.log.results import ReadResult
 from klamm.metrics import Gauge
 from klamm.model import CONTROL_LOG_TOPIC, TopicPartition
-from klamm.protocol.record_batch import batches, records
+from klamm.protocol.record_batch import Record, batches, build_batch_in_steps, records
+from klamm.server import log_topic
 from klamm.server.control_log import ControlLogWriter
 from tests.support.one_broker import OneBroker
 
@@ -66,7 +67,7 @@ def it(tmp_path: Path) -> Iterator[Recording]:
     recording.one.close()
 
 
-def test_what_is_recorded_comes_into_the_topic_and_the_writing_is_not_recorded(it: Recording) -> None:
+def test_records_are_written_to_the_topic_and_the_writing_is_not_recorded(it: Recording) -> None:
     it.one.lead(CONTROL_LOG_TOPIC)
     it.one.lead("orders", 2)
     it.until(lambda: len(it.written()) >= 5)
@@ -142,3 +143,20 @@ def test_a_log_that_is_off_records_nothing(tmp_path: Path) -> None:
     assert one.broker.replicas.role_listeners == []
     one.loop.run_until_complete(writer.stop())
     one.close()
+
+
+def test_a_stop_in_the_middle_of_encoding_loses_nothing(it: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    it.one.lead(CONTROL_LOG_TOPIC)
+    it.until(lambda: len(it.written()) == 2)
+    monkeypatch.setattr(log_topic, "SLICE_RECORDS", 1)
+    begun = asyncio.Event()
+
+    def noted(rows: Sequence[Record], records_per_step: int) -> Generator[None, None, bytes]:
+        begun.set()
+        return build_batch_in_steps(rows, records_per_step)
+
+    monkeypatch.setattr(log_topic, "build_batch_in_steps", noted)
+    it.one.lead("orders", 10)
+    it.until(begun.is_set)
+    it.stop()
+    assert sum(record["kind"] == "role_changed" for record in it.written()) == 11

@@ -102,7 +102,7 @@ def test_without_a_controller_it_waits_for_one_and_gives_up_in_time() -> None:
     asyncio.run(run())
 
 
-def test_what_counts_as_a_refusal() -> None:
+def test_answers_that_count_as_a_refusal() -> None:
     def created(*codes: ErrorCode) -> CreateTopicsResponse:
         return CreateTopicsResponse(topics=[CreatableTopicResult(name="t", error_code=code) for code in codes])
 

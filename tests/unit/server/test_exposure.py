@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from klamm.config import KafkaConfig
 from klamm.errors import ConfigError
 from klamm.model import is_loopback
+from klamm.server import zookeeper_security
 from klamm.server.exposure import refuse_exposure
+from tests.support.certificates import write_tls_files
 
 ALLOW = {"klamm.allow.unauthenticated.listeners": "true"}
+REMOTE = {"klamm.zookeeper.embedded.host": "0.0.0.0"}
+DIGEST = {"klamm.zookeeper.digest": "klamm:a secret"}
 
 
 def config(listeners: str, **more: str) -> KafkaConfig:
@@ -92,14 +98,30 @@ def test_open_metrics_are_refused() -> None:
     ("properties", "reason"),
     [
         ({"zookeeper.set.acl": "true"}, "access rules need an identity"),
-        ({"klamm.zookeeper.embedded.host": "0.0.0.0"}, "klamm.zookeeper.digest"),
+        (REMOTE, "klamm.zookeeper.digest"),
+        (REMOTE | DIGEST, "zookeeper.set.acl to be true"),
+        (REMOTE | DIGEST | {"zookeeper.set.acl": "false"}, "zookeeper.set.acl to be true"),
         ({"zookeeper.ssl.client.enable": "true"}, "zookeeper.ssl.keystore.location"),
         ({"zookeeper.ssl.crl.enable": "true"}, "revocation"),
     ],
 )
 def test_zookeeper_is_not_left_open(properties: dict[str, str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=reason) as raised:
         KafkaConfig(properties)
+    assert "a secret" not in str(raised.value)
+
+
+def test_a_remote_embedded_zookeeper_has_a_secret_and_rules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guarded = REMOTE | DIGEST | {"zookeeper.set.acl": "true"}
+    assert zookeeper_security.client(KafkaConfig(guarded)).set_acl
+    zookeeper_security.embedded_server(KafkaConfig(guarded))
+    assert "listens on 0.0.0.0 without TLS" in caplog.text and "a secret" not in caplog.text
+    caplog.clear()
+    zookeeper_security.embedded_server(KafkaConfig(guarded | {"klamm.zookeeper.embedded.host": "127.0.0.1"}))
+    files = write_tls_files(tmp_path)
+    tls = {"zookeeper.ssl.client.enable": "true", "zookeeper.ssl.keystore.location": str(files.broker)}
+    assert zookeeper_security.embedded_server(KafkaConfig(guarded | tls)).tls is not None
+    assert not caplog.records
 
 
 def test_loopback() -> None:

@@ -12,11 +12,14 @@ from typing import ClassVar
 import pytest
 from kazoo.client import KazooClient
 
+from klamm.broker import Broker
 from klamm.config import KafkaConfig
 from klamm.controller.config import ControllerConfig
 from klamm.controller.controller_runner import ControllerRunner
 from klamm.errors import KlammError
 from klamm.log import names
+from klamm.network.slice_passes import SlicePasses
+from klamm.server import collector
 from klamm.server.background_tasks import BackgroundTasks
 from klamm.server.coordination import Coordination
 from klamm.server.ending import Ending
@@ -91,6 +94,22 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, zookeeper: Emb
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+def test_a_start_has_no_passes_of_the_collector_between_slices(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector is off until the broker answers: the first pass would visit the objects of all partitions."""
+    built: list[Broker] = []
+    is_started: list[bool] = []
+
+    def slice_passes() -> SlicePasses:
+        is_started.append(built[0].metadata.has_alive_broker(1))
+        return SlicePasses()
+
+    monkeypatch.setattr(collector, "slice_passes", slice_passes)
+    asyncio.run(start_and_stop(KafkaServer(config(tmp_path, zookeeper), Environment(on_built=built.append))))
+    assert is_started == [True]
 
 
 class Unreachable(Coordination):

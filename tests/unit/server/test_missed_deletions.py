@@ -45,7 +45,7 @@ class Fixture:
         self.seen_epoch = self.epochs.pop(0) if len(self.epochs) > 1 else self.epochs[0]
         return GetDataResult(encode_controller_epoch(self.seen_epoch), STAT)
 
-    def told(self, epoch: int, *topics: str, broker_epoch: int = 1) -> None:
+    def reported(self, epoch: int, *topics: str, broker_epoch: int = 1) -> None:
         updates = tuple(
             TopicUpdate(name, (PartitionState(name, 0, epoch, 1, 0, (1,), 0, (1,)),), UUID(int=ord(name)))
             for name in topics
@@ -57,8 +57,8 @@ class Fixture:
 
 
 async def _run(fixture: Fixture) -> None:
-    fixture.told(1, "a", "b")
-    fixture.told(2, "a", "c")
+    fixture.reported(1, "a", "b")
+    fixture.reported(2, "a", "c")
     await fixture.settle()
 
 
@@ -79,8 +79,8 @@ def test_a_server_that_has_not_seen_the_election_is_asked_again(monkeypatch: Any
 
 def test_updates_of_the_same_controller_cost_nothing() -> None:
     async def run() -> None:
-        fixture.told(1, "a")
-        fixture.told(1, "b")
+        fixture.reported(1, "a")
+        fixture.reported(1, "b")
 
     fixture = Fixture([], [1])
     asyncio.run(run())
@@ -91,12 +91,12 @@ def test_after_a_new_session_the_first_word_of_the_controller_is_waited_for() ->
     """A topic may be deleted after this broker registered and before the controller has seen that it did."""
 
     async def run() -> None:
-        fixture.told(1, "a", "b")
+        fixture.reported(1, "a", "b")
         for listener in fixture.listeners:
             listener.after_new_session()
         assert not fixture.tasks
         fixture.topics.remove("b")
-        fixture.told(1, broker_epoch=2)
+        fixture.reported(1, broker_epoch=2)
         await fixture.settle()
 
     fixture = Fixture(["a", "b"], [1])

@@ -86,20 +86,24 @@ def test_the_controller_comes(warn_s: float) -> None:
     asyncio.run(scenario())
 
 
-def test_what_partitions_there_are_is_waited_for() -> None:
+def test_the_list_of_partitions_is_waited_for() -> None:
     """A new controller sends the list of live brokers first."""
 
     async def scenario() -> None:
-        metadata, there = MetadataCache(1), ["t"]
+        metadata, there, asked = MetadataCache(1), ["t"], asyncio.Event()
 
         async def children(_: str) -> tuple[str, ...]:
+            asked.set()
             return tuple(there)
 
         zk: Any = SimpleNamespace(get_children=children)
         metadata.update(MetadataUpdate(2, 1, (BrokerEndPoints(1, (HERE,)),)))
         await registration.until_partitions_known(metadata, zk, limit_s=0.01)
+        asked.clear()
         waiting = asyncio.ensure_future(registration.until_partitions_known(metadata, zk, limit_s=120))
-        await asyncio.sleep(0.01)
+        await asked.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert not waiting.done()
         topic = TopicUpdate("t", (PartitionState("t", 0, 1, 1, 0, (1,), 0, (1,)),))
         metadata.update(MetadataUpdate(2, 1, (BrokerEndPoints(1, (HERE,)),), (topic,)))

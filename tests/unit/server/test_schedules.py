@@ -33,24 +33,24 @@ def test_the_loop_runs_between_the_steps_of_a_long_task() -> None:
     asyncio.run(scenario())
 
 
-def test_a_long_task_that_fails_is_logged_and_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_task_that_fails_is_logged_and_begins_again(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         scheduler, runs = Scheduler(loop), list[int]()
-        has_begun_anew = asyncio.Event()
+        has_begun_again = asyncio.Event()
 
         def steps() -> Iterator[None]:
             runs.append(0)
             yield
             if len(runs) > 1:
-                has_begun_anew.set()
+                has_begun_again.set()
             else:
                 raise ValueError("disk")
 
         with caplog.at_level(logging.ERROR):
             scheduler.every("long", 1, steps)
             async with asyncio.timeout(30):
-                await has_begun_anew.wait()
+                await has_begun_again.wait()
         scheduler.stop()
         assert "The periodic task long failed" in caplog.text
 

@@ -48,7 +48,7 @@ class Fixture:
         state = LeaderIsrAndControllerEpoch(LeaderAndIsr(2, leader_epoch, (2,), 1), 1)
         self.znodes[paths.partition_state_path("t", 0)] = encode_partition_state(state)
 
-    def told(self, *topics: TopicUpdate, epoch: int = 1, broker_epoch: int = 1) -> None:
+    def reported(self, *topics: TopicUpdate, epoch: int = 1, broker_epoch: int = 1) -> None:
         """By a controller: of another topic at least."""
         other = TopicUpdate("other", (PartitionState("other", 0, 1, 2, 0, (2,), 0, (2,)),))
         self.one.broker.metadata.update(MetadataUpdate(2, epoch, (), (other, *topics), broker_epoch))
@@ -73,7 +73,7 @@ def fixture(tmp_path: Path) -> Iterator[Fixture]:
 
 def test_a_replica_that_was_moved_away_is_deleted(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
     fixture.zookeeper_has(OTHERS)
-    fixture.told()
+    fixture.reported()
     assert not fixture.is_there
     assert "1 replicas were moved away while this broker was not informed: t-0" in caplog.text
 
@@ -82,25 +82,25 @@ def test_also_one_that_this_broker_follows_still(fixture: Fixture) -> None:
     """It was paused when the controller sent the request, and another controller was elected."""
     fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=3, replicas=(1, 2))
     fixture.zookeeper_has(OTHERS, leader_epoch=4)
-    fixture.told(epoch=2)
+    fixture.reported(epoch=2)
     assert not fixture.is_there and TP not in fixture.one.broker.replicas.partitions
 
 
-def test_what_this_broker_was_told_of_later_than_zookeeper_answers_is_kept(fixture: Fixture) -> None:
+def test_a_replica_that_is_assigned_after_the_answer_of_zookeeper_is_kept(fixture: Fixture) -> None:
     """The server lags: it has not seen that this broker became a replica again."""
     fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=6, replicas=(1, 2))
     fixture.zookeeper_has(OTHERS, leader_epoch=5)
-    fixture.told(epoch=2)
+    fixture.reported(epoch=2)
     assert fixture.is_there
 
 
-def test_what_this_broker_is_told_of_while_it_asks_is_kept(fixture: Fixture) -> None:
-    def told() -> None:
+def test_a_replica_that_is_assigned_during_the_question_is_kept(fixture: Fixture) -> None:
+    def reported() -> None:
         fixture.one.leader_and_isr({"t": [0]}, topic_id=ID, leader=2, leader_epoch=4, replicas=(1, 2))
 
     fixture.zookeeper_has(OTHERS)
-    fixture.before_answer = told
-    fixture.told()
+    fixture.before_answer = reported
+    fixture.reported()
     assert fixture.is_there
 
 
@@ -111,12 +111,12 @@ def test_a_replica_of_this_broker_or_of_a_namesake_is_kept(
     fixture: Fixture, assignment: ReplicaAssignment, topic_id: UUID
 ) -> None:
     fixture.zookeeper_has(assignment, topic_id=topic_id)
-    fixture.told()
+    fixture.reported()
     assert fixture.is_there
 
 
 def test_a_topic_that_zookeeper_does_not_know_is_kept(fixture: Fixture) -> None:
-    fixture.told()
+    fixture.reported()
     assert fixture.is_there
 
 
@@ -124,20 +124,20 @@ def test_it_asks_once_for_a_controller_and_a_registration_and_only_when_somethin
     asked: list[None] = []
     fixture.before_answer = lambda: asked.append(None)
     mine = TopicUpdate("t", (PartitionState("t", 0, 1, 2, 0, (2,), 0, (1, 2)),), ID)
-    fixture.told(mine)
+    fixture.reported(mine)
     assert not asked
-    fixture.told(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 1, (2,), 0, (2, 3)),), ID))
+    fixture.reported(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 1, (2,), 0, (2, 3)),), ID))
     assert not asked, "this controller tells of its own moves"
     for epochs in ((2, 1), (2, 2)):
         asked.clear()
-        fixture.told(epoch=epochs[0], broker_epoch=epochs[1])
+        fixture.reported(epoch=epochs[0], broker_epoch=epochs[1])
         assert asked
         asked.clear()
-        fixture.told(epoch=epochs[0], broker_epoch=epochs[1])
+        fixture.reported(epoch=epochs[0], broker_epoch=epochs[1])
         assert not asked
 
 
-def test_it_waits_until_the_controller_has_told_everything(fixture: Fixture) -> None:
+def test_it_waits_until_the_controller_has_sent_everything(fixture: Fixture) -> None:
     asked: list[None] = []
     fixture.before_answer = lambda: asked.append(None)
     full = tuple(PartitionState("many", index, 1, 2, 0, (2,), 0, (2,)) for index in range(MAX_PARTITIONS))
@@ -146,7 +146,7 @@ def test_it_waits_until_the_controller_has_told_everything(fixture: Fixture) -> 
     update(MetadataUpdate(2, 1, (), (TopicUpdate("many", full),), 1, is_sliced=True))
     fixture.settle()
     assert not asked
-    fixture.told(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 0, (2,), 0, (1, 2)),), ID))
+    fixture.reported(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 0, (2,), 0, (1, 2)),), ID))
     assert not asked
 
 
@@ -165,5 +165,5 @@ def test_nothing_is_deleted_in_the_middle_of_a_leader_and_isr(fixture: Fixture) 
     assert isinstance(changing, asyncio.Future)
     seen: list[bool] = []
     changing.add_done_callback(lambda _: seen.append(fixture.is_there))
-    fixture.told()
+    fixture.reported()
     assert seen == [True] and not fixture.is_there

@@ -18,6 +18,7 @@ from klamm.sim.transactions.anomalies import (
     lost_writes,
     misplaced_writes,
     nonmonotonic_polls,
+    reported_kinds,
     skipped_polls,
     torn_transactions,
     unstable_ends,
@@ -228,8 +229,12 @@ def test_cycles() -> None:
 
 def test_the_check_names_every_kind() -> None:
     seen = replace(GOOD, logs={X: log(b"1", b"1")})
-    with pytest.raises(Violation, match=r"lost write: .*torn transaction: .*duplicate: "):
+    with pytest.raises(Violation, match=r"lost write: .*torn transaction: .*duplicate: ") as raised:
         check_anomalies(seen)
+    expected = {kind for kind, check in CHECKERS.items() if list(check(seen))}
+    assert len(expected) > 3
+    assert reported_kinds(f"Violation: {raised.value}") == expected
+    assert not reported_kinds("Violation: after 60 s it is not so that all clients are done")
 
 
 def test_a_recorder_keeps_what_it_is_given() -> None:

@@ -13,9 +13,8 @@ from klamm.protocol.frames import decode_request_header
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.wire import encode
 from klamm.sim.loop import SimLoop, SimProcess
-from klamm.sim.network import Network
+from klamm.sim.network import Network, is_request
 from klamm.sim.transactions.restless_client import RestlessClient
-from klamm.sim.transactions.txn_faults import is_request
 
 REQUEST = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
 IS_MEANT = is_request(HeartbeatRequest.KEY)

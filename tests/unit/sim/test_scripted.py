@@ -27,7 +27,7 @@ def kinds(found: list[dict[str, Any]]) -> Counter[str]:
 def test_a_recording_does_not_change_the_run_of_a_seed(seed: int) -> None:
     run = ScriptedRun(Plan(seed, chaos=True))
     run.run()
-    assert run.world.lines == runner.tell(seed)[0].lines
+    assert run.world.lines == runner.run_traced(seed)[0].lines
     assert len(run.recording.lines) > 300
 
 
@@ -74,9 +74,19 @@ def test_a_zombie_is_refused() -> None:
 
 def test_leaders_propose_an_isr_and_are_answered() -> None:
     found = records("250.create.a.1", "600.kill.3", "900.start.3", end_ms=2_600)
-    answers = [it for it in found if it["kind"] == "answered"]
+    answers = [it for it in found if it["kind"] == "proposal_answered"]
     assert answers and kinds(found)["proposal_sent"] >= len(answers)
-    assert [1, 2, 3] in [sorted(it["isr"]) for it in answers]
+    assert [1, 2, 3] in [sorted(it["partitions"][0]["isr"]) for it in answers]
+
+
+def test_the_controller_records_registrations() -> None:
+    found = records("250.create.a.1", "600.kill.3", "900.start.3", end_ms=2_600)
+    changes = [it for it in found if it["kind"] == "registration_changed" and it["about_broker"] == 3]
+    assert [it["registration"] for it in changes][-2:] == ["gone", "registered"]
+    assert changes[-1]["broker_epoch"] > changes[-2]["broker_epoch"]
+    ended = next(it for it in found if it["kind"] == "session" and it["state"] == "ended")
+    queued = next(it for it in found if it["kind"] == "event_queued" and it["number"] == changes[-2]["number"])
+    assert ended["at_ms"] <= queued["at_ms"] <= changes[-2]["at_ms"]
 
 
 def test_every_action_can_be_carried_out() -> None:

@@ -159,7 +159,7 @@ def test_compaction_gaps_are_no_loss(folder: Path) -> None:
     assert offsets(FakeClient(folder.parent, 0, 105), 0, 105) == [3, 8, *range(100, 105)]
 
 
-def test_a_segment_replaced_by_compaction_is_read_anew(folder: Path) -> None:
+def test_a_segment_replaced_by_compaction_is_read_again(folder: Path) -> None:
     """The old file is read to its end while the cleaner merges it with its successor, which is then gone."""
     segment(folder, 0, batch(0, 50))
     second = segment(folder, 50, batch(50, 50))
@@ -191,7 +191,7 @@ def test_nothing_is_listed_while_files_change_places(folder: Path) -> None:
     assert len(waits) >= 3
 
 
-def test_retention_during_the_read_is_told_with_its_range(folder: Path) -> None:
+def test_retention_during_the_read_is_reported_with_its_range(folder: Path) -> None:
     first = segment(folder, 0, batch(0, 100))
     second = segment(folder, 100, batch(100, 100))
     segment(folder, 200, batch(200, 10))
@@ -217,7 +217,7 @@ def test_files_that_are_missing_without_a_word_of_the_leader_are_not_passed_over
         offsets(FakeClient(folder.parent, 0, 110), 0, 110)
 
 
-def test_a_leader_that_moves_before_it_tells_its_watermark(folder: Path) -> None:
+def test_a_leader_that_moves_before_it_reports_its_watermark(folder: Path) -> None:
     """The old leader's files may end with records that the new one does not have, below the new one's watermark."""
     segment(folder, 0, batch(0, 10))
     client = FakeClient(folder.parent, 0, 10)
@@ -264,7 +264,7 @@ def _offsets(chunk: Chunk, aborted: Any) -> list[int]:
     return [o for part in decoder.decode(chunk, 0, 100, aborted) for o in part.column(0).to_pylist()]
 
 
-def test_damage_is_told_and_leaves_the_rest_to_fetch(folder: Path) -> None:
+def test_damage_is_reported_and_leaves_the_rest_to_fetch(folder: Path) -> None:
     path = segment(folder, 0, batch(0, 100), batch(100, 100))
     damaged = bytearray(path.read_bytes())
     damaged[-10] ^= 1
@@ -286,7 +286,7 @@ def test_batches_that_were_written_broken_leave_the_rest_to_fetch_from_where_the
     assert found == list(range(100)) and reading.offset == 100
 
 
-def test_nobody_goes_on_in_the_middle_of_what_was_given_out(folder: Path) -> None:
+def test_no_reader_continues_in_the_middle_of_a_returned_batch(folder: Path) -> None:
     """The rows before the broken batch are with Spark: neither are they given twice, nor is one left out."""
     segment(folder, 0, batch(0, 100), _promising_too_much(100))
     reading = reader(FakeClient(folder.parent, 0, 200), 0, 200, batchBytes=str(1 << 20))
@@ -305,7 +305,7 @@ def _promising_too_much(offset: int) -> bytes:
     return bytes(made)
 
 
-def test_a_broken_marker_is_told_with_its_partition() -> None:
+def test_a_broken_marker_is_reported_with_its_partition() -> None:
     made = bytearray(marker(2, 1, commit=False))
     made[RECORD_BATCH_OVERHEAD] = 0x7E
     struct.pack_into(">I", made, CRC_POSITION, crc32c.crc32c(made[ATTRIBUTES_POSITION:]))
@@ -314,7 +314,7 @@ def test_a_broken_marker_is_told_with_its_partition() -> None:
         _offsets(scan(memoryview(log), TP), AbortedByMarkers([(1, 0)], TP))
 
 
-def test_the_files_of_a_topic_that_was_created_anew_since_the_plan(folder: Path) -> None:
+def test_the_files_of_a_topic_that_was_created_again_since_the_plan(folder: Path) -> None:
     segment(folder, 0, batch(0, 10))
     client = FakeClient(folder.parent, 0, 10)
     with pytest.raises(DirectReadError, match="another topic of this name"):
@@ -349,7 +349,7 @@ def test_a_task_knows_its_topic_and_its_limits(
 
 
 @pytest.mark.parametrize("topic_id", [TOPIC_ID, None])
-def test_a_topic_that_is_created_anew_during_the_read(folder: Path, topic_id: UUID | None) -> None:
+def test_a_topic_that_is_created_again_during_the_read(folder: Path, topic_id: UUID | None) -> None:
     segment(folder, 0, batch(0, 50))
     segment(folder, 50, batch(50, 50))
     reading = reader(FakeClient(folder.parent, 0, 100), 0, 100, topic_id=topic_id)

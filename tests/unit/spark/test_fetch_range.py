@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
@@ -24,6 +23,7 @@ from klamm.client.cluster_client import ClusterClient
 from klamm.client.connection_pool import ClientConfig
 from klamm.client.patience import Patience
 from klamm.errors import ErrorCode
+from klamm.local.ports import ReservedPort
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.messages.metadata import (
@@ -136,7 +136,7 @@ def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
     assert client.asked == [3, 10, 20] and time.now == 0
 
 
-def test_what_passes_is_tried_again() -> None:
+def test_a_temporary_error_is_retried() -> None:
     time = Time()
     problems: dict[int, Answer] = {1: OSError("reset"), 2: RetriableError("moved"), 4: b"", 5: UnknownTopicError("new")}
     client = ScriptedClient(time, lambda offset, turn: problems.get(turn, ten(offset)))
@@ -182,7 +182,7 @@ def test_silence_ends_with_the_offset_and_the_option() -> None:
     assert 20 <= time.now < 21
 
 
-def test_retention_is_told_with_its_range() -> None:
+def test_retention_is_reported_with_its_range() -> None:
     time = Time()
 
     def answer(offset: int, _: int) -> Answer:
@@ -205,7 +205,7 @@ def test_an_offset_beyond_the_end_counts_as_lost_only_when_it_stays_so() -> None
         list(offsets(lasting, time, 30, 40))
 
 
-def test_a_topic_created_anew_or_deleted() -> None:
+def test_a_topic_created_again_or_deleted() -> None:
     time = Time()
     recreated = ScriptedClient(time, lambda *_: OffsetOutOfRangeError("?"))
     recreated.topic_ids = {"orders": UUID(int=2)}
@@ -229,7 +229,7 @@ def test_no_record_comes_of_a_longer_topic_with_the_same_name(has_fetch_by_id: b
 
 
 @pytest.mark.parametrize("has_fetch_by_id", [True, False])
-def test_a_broker_that_still_tells_an_older_topics_id_is_asked_again(has_fetch_by_id: bool) -> None:
+def test_a_broker_that_still_reports_the_id_of_an_older_topic_is_asked_again(has_fetch_by_id: bool) -> None:
     time = Time()
     client = ScriptedClient(time, ten)
     client.topic_ids = {"orders": UUID(int=9)}
@@ -278,16 +278,16 @@ def test_offsets_behind_an_open_transaction_are_not_lost() -> None:
         list(offsets(client, time, 0, 100, **given))
 
 
-def test_a_limit_that_nobody_tells_ends_with_the_patience_of_the_range() -> None:
+def test_a_limit_that_no_broker_reports_ends_with_the_patience_of_the_range() -> None:
     """The question after the end of the log may itself fail for a while."""
     time = Time()
     client = ScriptedClient(time, lambda o, turn: b"" if turn < 3 else ten(o))
-    told = client.latest
+    reported = client.latest
 
     def latest(tps: list[TopicPartition], isolation: int = 0) -> dict[TopicPartition, int]:
         if len(client.asked) < 3:
             raise ClientError("The cluster did not give offsets within 60000 ms.")
-        return told(tps)
+        return reported(tps)
 
     client.latest = latest  # type: ignore[method-assign]
     assert list(offsets(client, time, 0, 20)) == list(range(20))
@@ -368,15 +368,14 @@ def test_a_reader_that_is_left_early_gives_up_its_request() -> None:
     assert client.abandoned == 1
 
 
-def test_nobody_at_the_address() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    client = task_client(address, {"default.api.timeout.ms": "200"})
-    with pytest.raises(ClientError, match=f"metadata within 200 ms.*{address}"):
-        client.topics(["orders"])
-    time = Time()
-    driver = driver_client(address, clock=time, sleep=time.sleep)
-    with pytest.raises(UnreachableError, match=rf"cannot be reached: .*{address}.*kafka\.bootstrap\.servers"):
-        driver.topics(["orders"])
+def test_no_broker_at_the_address() -> None:
+    with ReservedPort() as nobody:
+        address = f"127.0.0.1:{nobody.number}"
+        client = task_client(address, {"default.api.timeout.ms": "200"})
+        with pytest.raises(ClientError, match=f"metadata within 200 ms.*{address}"):
+            client.topics(["orders"])
+        time = Time()
+        driver = driver_client(address, clock=time, sleep=time.sleep)
+        with pytest.raises(UnreachableError, match=rf"cannot be reached: .*{address}.*kafka\.bootstrap\.servers"):
+            driver.topics(["orders"])
     assert time.monotonic() == pytest.approx(5.0, abs=0.2)

@@ -94,7 +94,7 @@ def test_rows_that_only_together_are_json_are_two_errors() -> None:
     assert [row["error"] is not None for row in rows] == [True] * 4
 
 
-def test_what_stands_where_a_string_is_expected_becomes_text() -> None:
+def test_a_value_in_place_of_a_string_becomes_text() -> None:
     values = [b'{"name": 1.50}', b'{"name": {"a": [1, true]}}', b'{"name": false}', b'{"name": null}']
     assert [row["name"] for row in decode("json", SCHEMA, *values)] == ["1.50", '{"a":[1,true]}', "false", None]
 

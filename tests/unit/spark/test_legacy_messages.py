@@ -60,7 +60,7 @@ def test_compressed_sets(codec: CompressionType) -> None:
 
 
 @pytest.mark.parametrize("position", range(0, 34))
-def test_damage_is_told_or_ends_the_set(position: int) -> None:
+def test_damage_is_reported_or_ends_the_set(position: int) -> None:
     data = bytearray(message(4, b"k", b"value"))
     data[position] ^= 0x41
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from klamm.spark.source import option_names
 from klamm.spark.source import read_options as options
-from klamm.spark.source.option_names import READ, did_you_mean, unknown, warn_of_unknown
+from klamm.spark.source.option_names import READ, did_you_mean, unknown, warn_of_unknown, with_committed_reads
 
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
 
@@ -61,3 +61,12 @@ def test_a_reader_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     assert caplog.messages == [
         "format(\"klamm\") knows no option 'failOnDataLos' and ignores it. Did you mean 'failOnDataLoss'?"
     ]
+
+
+def test_committed_reads_are_a_default_that_any_named_level_replaces() -> None:
+    assert with_committed_reads(BASE) == {**BASE, "kafka.isolation.level": "read_committed"}
+    named = {**BASE, "Kafka.Isolation.Level": "read_uncommitted"}
+    assert with_committed_reads(named) == named
+    assert not options.parse_read_options(with_committed_reads(named), streaming=False).read_committed
+    assert options.parse_read_options(with_committed_reads(BASE), streaming=False).read_committed
+    assert not options.parse_read_options(BASE, streaming=False).read_committed, "the connector's default"

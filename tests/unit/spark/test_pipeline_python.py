@@ -71,7 +71,7 @@ def test_mistakes_have_a_line_and_a_reason(tmp_path: Path, old: str, new: str, l
     with pytest.raises(PipelineError) as caught:
         loaded(tmp_path, GOOD.replace(old, new, 1))
     found = [(problem.line, problem.reason) for problem in caught.value.problems]
-    assert any(at == line and reason in told for at, told in found), found
+    assert any(at == line and reason in reported for at, reported in found), found
 
 
 def test_one_file_is_one_pipeline(tmp_path: Path) -> None:

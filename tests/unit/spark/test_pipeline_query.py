@@ -48,12 +48,14 @@ def test_a_query_that_waits_for_records_is_in_no_batch(is_active: bool, message:
         ("Traceback (most recent call last):\n  ...\nBrokenPipeError: [Errno 32] Broken pipe", False),
     ],
 )
-def test_what_comes_again_at_every_start_is_permanent(text: str, permanent: bool) -> None:
+def test_a_failure_at_every_start_is_permanent(text: str, permanent: bool) -> None:
     failure = query(error=RuntimeError(text)).failure()
     assert failure is not None and failure.permanent is permanent
 
 
-def told_by_spark(exception: str, frame: str = "/opt/klamm/spark/fetch.py", offset: int = 7, run: str = "1a2b") -> str:
+def reported_by_spark(
+    exception: str, frame: str = "/opt/klamm/spark/fetch.py", offset: int = 7, run: str = "1a2b"
+) -> str:
     """The text of a StreamingQueryException: the task's error, then the query, then the JVM's stack."""
     stream = f"org.apache.spark.sql.execution.python.streaming.PythonMicroBatchStream@{run}"
     return f"""[STREAM_FAILED] Query [id = 1, runId = {run}] terminated with exception: Job aborted due to stage \
@@ -87,24 +89,24 @@ org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] ...
 
 
 def test_the_reason_is_the_python_exception_and_not_a_line_of_the_plan() -> None:
-    text = told_by_spark(
-        "klamm.spark.source.range_fetch.DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on."
+    text = reported_by_spark(
+        "klamm.spark.source.range_fetch.DataLossError: mdel-0: gone. Set failOnDataLoss=false to continue."
     )
     failure = query(error=RuntimeError(text)).failure()
     assert failure is not None and failure.permanent
-    assert failure.reason.startswith("DataLossError: mdel-0: gone. Set failOnDataLoss=false to go on. ")
+    assert failure.reason.startswith("DataLossError: mdel-0: gone. Set failOnDataLoss=false to continue. ")
     assert "`klamm pipeline reset pipelines/orders.py --sink lake`" in failure.reason
 
 
 def test_the_reason_has_the_line_of_the_pipelines_own_file() -> None:
     mistake = "TypeError: '<=' not supported between instances of 'NoneType' and 'float'"
-    failure = query(error=RuntimeError(told_by_spark(mistake, "/executor/pipelines/orders.py"))).failure()
+    failure = query(error=RuntimeError(reported_by_spark(mistake, "/executor/pipelines/orders.py"))).failure()
     assert failure is not None and failure.reason == f"orders.py line 63: {mistake}"
 
 
 def test_a_mistake_names_its_batch_and_trouble_outside_does_not() -> None:
     def batch(exception: str, **given: Any) -> str:
-        failure = query(error=RuntimeError(told_by_spark(exception, **given))).failure()
+        failure = query(error=RuntimeError(reported_by_spark(exception, **given))).failure()
         assert failure is not None
         return failure.batch
 
@@ -117,16 +119,16 @@ def test_a_mistake_names_its_batch_and_trouble_outside_does_not() -> None:
     assert not batch("ConnectionResetError: [Errno 104] Connection reset by peer")
 
 
-def test_what_the_jvm_says_through_a_function_of_python() -> None:
-    text = told_by_spark(
+def test_errors_of_the_jvm_through_a_python_function() -> None:
+    text = reported_by_spark(
         "py4j.protocol.Py4JJavaError: An error occurred while calling o7.save.\n: java.io.IOException: full"
     )
     failure = query(error=RuntimeError(text)).failure()
     assert failure is not None and failure.reason == "java.io.IOException: full"
 
 
-def test_a_condition_without_python_is_told_without_stack() -> None:
-    told = "[STREAM_FAILED] Query [id = 1] terminated with exception: no disk SQLSTATE: XXKST"
-    text = f"{told}\n=== Streaming Query ===\n+- ~X"
+def test_a_condition_without_python_is_reported_without_a_stack() -> None:
+    reported = "[STREAM_FAILED] Query [id = 1] terminated with exception: no disk SQLSTATE: XXKST"
+    text = f"{reported}\n=== Streaming Query ===\n+- ~X"
     failure = query(error=RuntimeError(text)).failure()
-    assert failure is not None and failure.reason == told
+    assert failure is not None and failure.reason == reported

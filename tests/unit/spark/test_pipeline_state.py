@@ -40,7 +40,7 @@ sinks:
 """
 
 
-def test_a_second_run_on_a_checkpoint_is_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_run_on_a_checkpoint_fails_and_names_the_holder(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "ck")
     assert holder(checkpoint) is None
     with CheckpointLock(checkpoint, "orders", 5):
@@ -53,7 +53,7 @@ def test_a_second_run_on_a_checkpoint_is_told_who_holds_it(tmp_path: Path) -> No
         pass
 
 
-def test_somebody_who_looks_at_the_lock_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_lock_refuses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with CheckpointLock(str(tmp_path), "orders", 5):
         pass
     looking = (tmp_path / ".klamm-lock").open()
@@ -78,7 +78,7 @@ def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     assert holder(str(tmp_path)) is None
 
 
-def test_runs_are_told_with_whether_they_live(tmp_path: Path) -> None:
+def test_runs_are_listed_with_their_liveness(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "ck")
     file = RunFile("my-pipe", checkpoint, tmp_path)
     file.write({"name": "my-pipe", "checkpoint": checkpoint, "state": "running"})
@@ -91,7 +91,7 @@ def test_runs_are_told_with_whether_they_live(tmp_path: Path) -> None:
     assert not list(runs(tmp_path))
 
 
-def test_a_run_on_a_moved_checkpoint_replaces_what_was_told_of_the_old_one(tmp_path: Path) -> None:
+def test_a_run_on_a_moved_checkpoint_replaces_the_entry_of_the_old_one(tmp_path: Path) -> None:
     places = [str(tmp_path / name) for name in ("old", "busy", "new")]
     for place in places:
         RunFile("p", place, tmp_path).write({"name": "p", "file": "/p.yaml", "checkpoint": place})

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from klamm.spark.pipeline.options import reading_options
 from klamm.spark.pipeline.pipeline_model import Restart, Trigger, Watermark, duration_ms
 from klamm.spark.pipeline.pipeline_problems import PipelineError
 from klamm.spark.pipeline.yaml_file import read_yaml
@@ -71,7 +72,7 @@ def refused(text: str) -> list[tuple[int, str]]:
         ("    schema: user", "    shema: user", 9, "Did you mean 'schema'?"),
         ("    schema: user string, page string, at timestamp\n", "", 8, "needs a 'schema'"),
         ("delay: 10 minutes", "delay: soon", 10, "'soon' is not a duration"),
-        ("delay: 10 minutes", "delay: 10 moons", 10, "'moons' is no unit"),
+        ("delay: 10 minutes", "delay: 10 moons", 10, "'moons' is not a unit"),
         ("watermark: {column: at, delay: 10 minutes}", "watermark: at", 10, "{column: at, delay: 10 minutes}"),
         ("    watermark: {column: at, delay: 10 minutes}\n", "", 10, "'deduplicate' needs a 'watermark'"),
         ("{maxOffsetsPerTrigger: 1000, includeHeaders: true}", "{subscribe: x}", 12, "must be written as 'topic'"),
@@ -129,10 +130,10 @@ def refused(text: str) -> list[tuple[int, str]]:
 def test_mistakes_have_a_line_and_a_reason(old: str, new: str, line: int, reason: str) -> None:
     assert old in GOOD
     found = refused(GOOD.replace(old, new, 1))
-    assert any(at == line and reason in told for at, told in found), found
+    assert any(at == line and reason in reported for at, reported in found), found
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     found = refused("nam: x\nsources: {a: {topic: 1, pattern: b, format: raw}}\nsinks: {s: {from: b}}\n")
     reasons = "\n".join(reason for _, reason in found)
     for part in ("no key 'nam'", "no 'name'", "no 'checkpoint'", "both 'topic' and 'pattern'", "reads 'b'"):
@@ -170,7 +171,7 @@ def test_a_dash_in_the_name_of_a_pipeline() -> None:
     ],
 )
 def test_files_that_are_no_pipeline(text: str, reason: str) -> None:
-    assert any(reason in told for _, told in refused(text))
+    assert any(reason in reported for _, reported in refused(text))
 
 
 def test_two_steps_of_one_name() -> None:
@@ -179,7 +180,7 @@ def test_two_steps_of_one_name() -> None:
         .replace("FROM known", "FROM clicks")
         .replace("from: known", "from: users")
     )
-    assert any("'users' names two steps; the first is in line 13" in told for _, told in refused(text))
+    assert any("'users' names two steps; the first is in line 13" in reported for _, reported in refused(text))
 
 
 def test_durations() -> None:
@@ -189,3 +190,13 @@ def test_durations() -> None:
     for wrong in ("", "5", "x", "5s!", "-5s"):
         with pytest.raises(ValueError, match="not a duration"):
             duration_ms(wrong)
+
+
+def test_sources_read_committed_records_unless_they_name_another_level() -> None:
+    level = "kafka.isolation.level"
+    for source in read_yaml(GOOD, "clicks.yaml", ENVIRONMENT).sources:
+        assert reading_options(source, "b:1")[level] == "read_committed"
+    text = GOOD.replace("includeHeaders: true", f"{level}: read_uncommitted")
+    clicks, users = read_yaml(text, "clicks.yaml", ENVIRONMENT).sources
+    assert reading_options(clicks, "b:1")[level] == "read_uncommitted"
+    assert reading_options(users, "b:1")[level] == "read_committed"

@@ -69,7 +69,7 @@ def test_a_partition_that_was_read_before_is_not_given_up_quickly() -> None:
     assert planner(FakeClient(late=1000), waits).partitions(frozenset([TP])) == ()
 
 
-def test_a_topic_that_does_not_exist_is_told_soon() -> None:
+def test_a_topic_that_does_not_exist_is_reported_soon() -> None:
     waits: list[float] = []
     with pytest.raises(OptionError, match="'subscribe' names topic 'orders', which does not exist"):
         planner(FakeClient(late=1000), waits).partitions()
@@ -91,12 +91,12 @@ def with_offsets(given: dict[str, str], *, streaming: bool = False) -> Planner:
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
 def test_an_offset_beyond_the_end_is_a_wrong_option(name: str, caplog: pytest.LogCaptureFixture) -> None:
     given = {name: '{"orders":{"0":11}}'}
-    told = f"Option '{name}' names offset 11 of orders-0, which is beyond its end: the log ends at 10"
-    with pytest.raises(OptionError, match=told):
+    reported = f"Option '{name}' names offset 11 of orders-0, which is beyond its end: the log ends at 10"
+    with pytest.raises(OptionError, match=reported):
         with_offsets(given).batch_ranges()
     ranges = [] if name == "startingOffsets" else [OffsetRange(TP, 5, 10)]
     assert with_offsets({**given, "failOnDataLoss": "false"}).batch_ranges() == ranges
-    assert told in caplog.text
+    assert reported in caplog.text
     with pytest.raises(OptionError, match="the last stable offset is 10"):
         with_offsets({**given, "kafka.isolation.level": "read_committed"}).batch_ranges()
     assert len(with_offsets({name: '{"orders":{"0":10}}'}).batch_ranges()) == (name == "endingOffsets")

@@ -55,7 +55,7 @@ def test_all_records_are_found_or_as_many_as_wanted() -> None:
     assert len(search([OffsetRange(A, 0, 64)], Tried(*((A, n) for n in range(64))), limit=3).records) == 3
 
 
-def test_records_that_fail_only_together_are_told_as_a_range() -> None:
+def test_records_that_fail_only_together_are_reported_as_a_range() -> None:
     def overflows(part: Ranges) -> str | None:
         return "sum too large" if size(part) > 10 else None
 
@@ -118,7 +118,7 @@ def pipeline(base: Path, view: str = "on_error: dead_letter", columns: str = "id
         ("on_error: dead_letter, dead_letters: s3://x/y", "id, _topic, _partition, _offset", "must be a directory"),
     ],
 )
-def test_what_is_wrong_with_dead_letters(tmp_path: Path, view: str, columns: str, reason: str) -> None:
+def test_mistakes_in_dead_letter_settings(tmp_path: Path, view: str, columns: str, reason: str) -> None:
     with pytest.raises(PipelineError) as caught:
         read_yaml(pipeline(tmp_path, view, columns), "p.yaml")
     assert reason in str(caught.value)
@@ -175,6 +175,6 @@ def test_an_exception_of_the_pipelines_own_code_is_one_of_the_batch() -> None:
         ),
     ],
 )
-def test_what_to_do_about_a_query_that_cannot_start(problem: str, advice: str, tmp_path: Path) -> None:
+def test_advice_about_a_query_that_cannot_start(problem: str, advice: str, tmp_path: Path) -> None:
     sink = read_yaml(pipeline(tmp_path), "p.yaml").sinks[0]
     assert advice in start_advice(RuntimeError(problem), sink)

@@ -128,7 +128,7 @@ def test_prometheus_reads_the_endpoint() -> None:
         endpoint.close()
 
 
-def test_metrics_before_the_first_batch_tell_what_is_starting() -> None:
+def test_metrics_before_the_first_batch_name_the_starting_query() -> None:
     endpoint = PrometheusEndpoint()
     try:
         assert endpoint.text() == "# No query has started yet.\n"
@@ -149,7 +149,7 @@ def test_metrics_before_the_first_batch_tell_what_is_starting() -> None:
         endpoint.close()
 
 
-def test_a_listener_tells_of_a_query_that_has_started() -> None:
+def test_a_listener_reports_a_query_that_has_started() -> None:
     endpoint = PrometheusEndpoint()
     try:
         listener = ProgressListener([endpoint])
@@ -193,6 +193,6 @@ def test_triggers(trigger: Any, arguments: dict[str, Any]) -> None:
     assert trigger_arguments(trigger) == arguments
 
 
-def test_a_trigger_that_is_none_is_refused() -> None:
+def test_an_invalid_trigger_is_refused() -> None:
     with pytest.raises(KlammError, match="'soon' is not a trigger"):
         trigger_arguments("soon")

@@ -11,11 +11,11 @@ import pytest
 
 from klamm.spark.cluster.python_launcher import unneeded_zips, write_launcher
 
-TELLS = "import json, pyspark, sys; print(json.dumps([sys.path, pyspark.__file__, sys.argv, sys.executable]))"
+REPORTS = "import json, pyspark, sys; print(json.dumps([sys.path, pyspark.__file__, sys.argv, sys.executable]))"
 
 
 def run(launcher: Path, path: list[str], *arguments: str) -> list[list[str]]:
-    command = [str(launcher), "-c", TELLS, *arguments]
+    command = [str(launcher), "-c", REPORTS, *arguments]
     env = {**os.environ, "PYTHONPATH": ":".join(path)}
     found: list[list[str]] = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
     return found

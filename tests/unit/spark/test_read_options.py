@@ -147,7 +147,7 @@ def test_a_stream_has_no_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["kafka.bootstrap.servers", "subscribe"])
-def test_what_is_required(missing: str) -> None:
+def test_required_options(missing: str) -> None:
     with pytest.raises(OptionError, match=missing.replace(".", r"\.")):
         parse_read_options({k: v for k, v in MINIMAL.items() if k != missing}, streaming=False)
 
@@ -161,7 +161,7 @@ def test_assignments_are_sorted_and_offsets_must_name_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["[0]", '{"a":0}', '{"a":["0"]}', '{"a":[-1]}', "{}", '{"a":[true]}', "{" * 5000])
-def test_assignments_that_are_none(text: str) -> None:
+def test_invalid_assignments(text: str) -> None:
     with pytest.raises(OptionError, match="assign"):
         parse_read_options({"kafka.bootstrap.servers": "h:1", "assign": text}, streaming=False)
 

@@ -83,7 +83,7 @@ def test_the_same_offsets_are_the_same_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '"x"', '{"a":5}', '{"a":{"x":1}}', '{"a":{"0":"x"}}', '{"_ids":{"a":"x"}}'])
-def test_offsets_that_are_none(text: str) -> None:
+def test_invalid_offsets(text: str) -> None:
     with pytest.raises(KlammError):
         parse_source_offset(text)
 

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from klamm.errors import KlammError
 from klamm.spark.cluster.jvm_ended import SparkEndedError
 from klamm.spark.pipeline.pipeline_model import Restart
-from klamm.spark.pipeline.run import told_if_ended
+from klamm.spark.pipeline.run import reported_if_ended
 from klamm.spark.pipeline.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
 
 
@@ -64,7 +64,7 @@ class World:
     def __post_init__(self) -> None:
         self.clock = HandClock()
         self.runs: dict[str, list[FakeQuery]] = {name: [] for name in self.names}
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.refusal: Exception | None = None
         self.during_start: Callable[[], None] = lambda: None
         self.supervisor = Supervisor(
@@ -72,7 +72,7 @@ class World:
             self.restart,
             self.clock,
             random.Random(7),
-            self.told.append,
+            self.reported.append,
             stop_timeout_s=30,
             stagger_s=self.stagger_s,
             starts_at_once=self.starts_at_once,
@@ -123,7 +123,7 @@ def test_a_failed_query_is_started_again_later_and_later() -> None:
     world.runs["a"][-1].fail("disk full")
     assert not world.tick()
     assert world.supervisor.failed == ("a", "disk full")
-    assert "4 times in a row" in world.told[-2]
+    assert "4 times in a row" in world.reported[-2]
 
 
 def test_the_same_mistake_at_the_same_batch_is_not_tried_for_ever() -> None:
@@ -168,9 +168,9 @@ def test_a_signal_asks_no_query_anything() -> None:
     world = World()
     world.tick()
     world.supervisor.queries[0].run = Untouchable()
-    told = list(world.told)
+    reported = list(world.reported)
     world.supervisor.request_stop("SIGTERM")
-    assert world.supervisor.is_stopping and world.told == told
+    assert world.supervisor.is_stopping and world.reported == reported
 
 
 def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
@@ -178,16 +178,16 @@ def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
     world.refusal = SparkEndedError("The next run continues from the checkpoint.")
     with pytest.raises(SparkEndedError):
         world.tick()
-    assert not any("restart" in line for line in world.told)
+    assert not any("restart" in line for line in world.reported)
 
 
 def test_a_call_that_the_end_of_the_jvm_breaks_off_says_that_spark_has_ended() -> None:
     """Py4J logs the broken connection of a running call, and raises an error that does not name it."""
     for error in (Py4JError("An error occurred while calling o42.start"), Py4JNetworkError("no"), ConnectionError()):
-        with pytest.raises(SparkEndedError, match="continues from the checkpoint"), told_if_ended():
+        with pytest.raises(SparkEndedError, match="continues from the checkpoint"), reported_if_ended():
             raise error
     of_java = Py4JJavaError.__new__(Py4JJavaError)
-    with pytest.raises(Py4JJavaError), told_if_ended():
+    with pytest.raises(Py4JJavaError), reported_if_ended():
         raise of_java
 
 
@@ -246,7 +246,7 @@ def test_a_stop_waits_for_the_running_batch_but_not_for_ever() -> None:
     assert world.stopped("busy")
     assert not world.tick(30)
     assert world.stopped("stuck")
-    assert sum("SIGTERM" in line for line in world.told) == 1
+    assert sum("SIGTERM" in line for line in world.reported) == 1
 
 
 def test_a_signal_while_a_query_starts_or_has_failed_stops_it() -> None:
@@ -286,11 +286,11 @@ def test_as_many_start_at_once_as_there_are_cores() -> None:
     world = World(names=("a", "b", "c", "d"), stagger_s=60, starts_at_once=2)
     world.tick()
     assert world.runs["a"] and world.runs["b"] and not world.runs["c"]
-    assert world.told[-1] == "b: started, waiting for its first batch"
+    assert world.reported[-1] == "b: started, waiting for its first batch"
     world.runs["b"][0].done = 1
     world.tick(1.5)
     assert world.runs["c"] and not world.runs["d"]
-    assert "b: running, first batch done after 1.5 s" in world.told
+    assert "b: running, first batch done after 1.5 s" in world.reported
 
 
 def test_the_delay_is_bounded_and_scattered() -> None:
@@ -310,4 +310,4 @@ def test_records_that_were_put_aside_cost_no_attempt_and_no_delay() -> None:
         world.supervisor.tick()
     query = world.supervisor.queries[0]
     assert (query.state, query.failures_in_a_row, query.restarts) == (State.WAITING, 0, 12)
-    assert "a: restart: one record went to the dead letters" in world.told and world.supervisor.failed is None
+    assert "a: restart: one record went to the dead letters" in world.reported and world.supervisor.failed is None

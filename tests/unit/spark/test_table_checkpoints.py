@@ -75,9 +75,9 @@ def test_a_batch_of_a_known_number_with_other_records_is_refused(tmp_path: Path)
     query.log(1, end(5))
     with pytest.raises(CheckpointError, match="batch 1 of this query with other records") as caught:
         query.run(1, [2, 3, 4])
-    told = str(caught.value)
-    assert "orders-0: 2 to orders-0: 3 in the table, orders-0: 2 to orders-0: 5 in the checkpoint" in told
-    assert """startingOffsets '{"orders":{"0":3}}' and append_to_existing""" in told, "the way out"
+    reported = str(caught.value)
+    assert "orders-0: 2 to orders-0: 3 in the table, orders-0: 2 to orders-0: 5 in the checkpoint" in reported
+    assert """startingOffsets '{"orders":{"0":3}}' and append_to_existing""" in reported, "the way out"
     assert query.ids() == [0, 1, 2]
     assert len([*query.table.glob("*.parquet")]) == 2, "the files of the refused batch are removed"
 
@@ -98,7 +98,7 @@ def test_a_refused_batch_adds_no_bad_records_either(tmp_path: Path) -> None:
     assert not DeltaTable.is_deltatable(str(tmp_path / "t_bad")) and not [*tmp_path.glob("t_bad/*")]
 
 
-def test_bad_records_of_an_unfinished_batch_are_no_place_to_go_on_from(tmp_path: Path) -> None:
+def test_bad_records_of_an_unfinished_batch_are_not_a_place_to_continue_from(tmp_path: Path) -> None:
     """The power failed between the commits of both tables, and took the offsets of the batch from the checkpoint."""
     query = two_batches(tmp_path)
     query.log(2, end(5))
@@ -106,9 +106,11 @@ def test_bad_records_of_an_unfinished_batch_are_no_place_to_go_on_from(tmp_path:
     rows = pa.record_batch([[3, 4], [None, "broken"], pa.nulls(2, pa.binary())], schema=layout.arrow)
     commit(tmp_path / "t_bad", layout.batches([layout.write(iter([rows]), query.id)], 2)[1])
     query.log(2, end(6))
-    with pytest.raises(CheckpointError, match=f"The table {tmp_path}/t_bad has batch 2 .* with other records") as told:
+    with pytest.raises(
+        CheckpointError, match=f"The table {tmp_path}/t_bad has batch 2 .* with other records"
+    ) as reported:
         query.run(2, [3, 5], bad=[4])
-    assert "startingOffsets" not in str(told.value), "record 3 is in neither table"
+    assert "startingOffsets" not in str(reported.value), "record 3 is in neither table"
 
 
 def test_a_topic_of_the_same_name_is_another_one(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_a_refusal_is_not_tried_again() -> None:
     assert failure_of(error, "p.yaml", "lake").permanent
 
 
-def test_a_table_of_a_pipeline_is_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_table_of_a_pipeline_is_not_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(KlammError, match="There is no table at"):
         load_definition(tmp_path)
     (tmp_path / "_delta_log").mkdir()

@@ -77,7 +77,7 @@ def test_a_failed_task_leaves_nothing(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("*.parquet")]
 
 
-def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_files_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     fsync = os.fsync
 
@@ -120,7 +120,7 @@ def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.M
     assert ids(tmp_path / "t") == [1, 2]
 
 
-def test_what_a_table_does_not_take(tmp_path: Path) -> None:
+def test_rows_that_a_table_does_not_accept(tmp_path: Path) -> None:
     put(tmp_path, 0, [1])
     longer = BatchOfFiles(ROWS.append(pa.field("more", pa.string())), [], False)
     assert commit(tmp_path, longer)
@@ -158,7 +158,7 @@ def test_a_checkpoint_in_a_table_stands_where_vacuum_does_not_look() -> None:
         check_apart(table, table / "checkpoint", "The checkpoint")
 
 
-def test_a_definition_is_kept_and_a_broken_one_is_told(tmp_path: Path) -> None:
+def test_a_definition_is_kept_and_a_broken_one_is_reported(tmp_path: Path) -> None:
     definition = TableDefinition("orders", "localhost:9092", schema="id long", partition_by_date="_timestamp")
     assert create_table(tmp_path / "t", definition) == []
     assert load_definition(tmp_path / "t") == definition

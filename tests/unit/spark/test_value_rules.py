@@ -96,7 +96,7 @@ def test_fields_that_differ_in_case_only(tmp_path: Path) -> None:
         ('{"orders": {"0": 9223372036854775808}}', "has 9223372036854775808 for orders-0"),
     ],
 )
-def test_offsets_that_cannot_be_are_told_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:
+def test_impossible_offsets_are_reported_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:
     given = {"kafka.bootstrap.servers": "h:1", "subscribe": "orders", "startingOffsets": text}
     with pytest.raises(OptionError, match=reason):
         parse_read_options(given, streaming=True)
@@ -105,7 +105,7 @@ def test_offsets_that_cannot_be_are_told_with_the_reason(tmp_path: Path, text: s
         create_table(tmp_path / "t", definition)
 
 
-def test_offsets_of_partitions_that_are_not_there_are_told_by_name() -> None:
+def test_offsets_of_missing_partitions_are_reported_by_name() -> None:
     tps = tuple(TopicPartition("orders", index) for index in range(3))
     named = dict.fromkeys(tps, EARLIEST)
     _check_same(named, tps, "startingOffsets")

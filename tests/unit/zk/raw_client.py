@@ -19,7 +19,7 @@ class Reply(NamedTuple):
 
 class RawClient:
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=120)
         self.session_id, self.password, self.timeout_ms = 0, bytes(16), 0
         self._xid = 0
 

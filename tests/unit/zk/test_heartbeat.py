@@ -25,7 +25,7 @@ def test_a_process_that_could_not_run_asks_before_it_gives_up() -> None:
     assert not heartbeat.is_lost(500.0) and heartbeat.is_due(500.0, 0.0)
     assert not heartbeat.is_lost(510.0) and not heartbeat.is_due(510.0, 500.0)
     assert heartbeat.is_lost(516.0)
-    heartbeat.hear(516.0)
+    heartbeat.receive(516.0)
     assert not heartbeat.is_lost(517.0) and not heartbeat.is_due(517.0, 516.0)
 
 
@@ -33,6 +33,6 @@ def test_one_question_waits_behind_what_the_server_does_not_take() -> None:
     """The server sends but does not read: its messages do not cause another ping."""
     heartbeat, asked = Heartbeat(60.0, 0.0), 0
     for now in range(60):
-        heartbeat.hear(float(now))
+        heartbeat.receive(float(now))
         asked += heartbeat.is_due(float(now), 0.0)
     assert asked == 3

@@ -87,7 +87,7 @@ def test_a_record_that_no_reader_takes_is_refused(tmp_path: Path, monkeypatch: p
     server.stop()
 
 
-def test_a_server_that_cannot_encode_stops_and_says_so(
+def test_a_server_that_cannot_encode_stops_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures: list[OSError] = []

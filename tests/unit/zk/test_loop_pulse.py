@@ -8,6 +8,7 @@ from pathlib import Path
 from klamm.zk.client.loop_pulse import SHORTEST_LIMIT_S, LoopPulse, StallWatch
 from klamm.zk.client.zk_session import SessionListener
 from klamm.zk.model.ops import Create, Exists
+from tests.support.waiting import until
 from tests.unit.zk.test_session import run, server_and_session
 
 LIMIT_S = 60.0
@@ -19,6 +20,22 @@ class Silent(LoopPulse):
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.name, self.limit_s, self.beats, self.is_stopped = "silent", limit_s, 0, False
+
+
+class Observed(Silent):
+    """Counts how often it is looked at."""
+
+    looks = 0
+    _is_stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        self.looks += 1
+        return self._is_stopped
+
+    @is_stopped.setter
+    def is_stopped(self, value: bool) -> None:
+        self._is_stopped = value
 
 
 def looks_until_stalled(watch: StallWatch, pulses: list[LoopPulse], start_s: float, most: int = 100) -> int | None:
@@ -74,16 +91,17 @@ def test_a_short_session_timeout_does_not_shorten_the_limit_of_a_loop() -> None:
 
 def test_the_session_is_given_up_and_the_next_waits_for_the_loop(tmp_path: Path) -> None:
     async def test() -> None:
-        async with server_and_session(tmp_path, timeout_ms=400) as (server, session):
+        async with server_and_session(tmp_path, timeout_ms=1_500) as (server, session):
             expired, renewed = asyncio.Event(), asyncio.Event()
             session.add_listener(SessionListener(before_new_session=expired.set, after_new_session=renewed.set))
             await session.create(Create("/mine", b"", ephemeral=True))
-            first, pulse = session.session_id, Silent(0.1)
+            first, pulse = session.session_id, Observed(0.1)
             session.watch_loop(pulse)
             await expired.wait()
             assert session.previous_session_id == first and first not in server.tree.sessions
             assert "/mine" not in server.tree.nodes
-            await asyncio.sleep(0.5)  # many looks of the connection's thread
+            looks = pulse.looks
+            await until(lambda: pulse.looks > looks + 10)
             assert not renewed.is_set() and session.session_id == 0
             pulse.beats += 1
             pulse.is_stopped = True

@@ -79,7 +79,7 @@ def test_another_place(dead: Path, field: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"session_id": 1, "password": "00"}'])
-def test_a_file_that_says_too_little(tmp_path: Path, content: str) -> None:
+def test_a_file_with_too_few_fields(tmp_path: Path, content: str) -> None:
     path = tmp_path / "session"
     path.write_text(content)
     assert not predecessor.is_of_dead_process(path)

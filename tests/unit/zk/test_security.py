@@ -18,6 +18,7 @@ from klamm.zk.client.blocking import BlockingSession
 from klamm.zk.client.client_connection import ConnectionState
 from klamm.zk.client.digest_md5 import DigestError, DigestMd5
 from klamm.zk.client.socket_connection import SocketConnection
+from klamm.zk.client.user_config import alter_user_settings, user_settings, users
 from klamm.zk.client.zk_security import Login, ZkSecurity
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model.default_acls import READABLE_ACL, SENSITIVE_ACL, default_acl
@@ -26,9 +27,10 @@ from klamm.zk.server.main import EmbeddedZooKeeperThread, main
 from klamm.zk.server.server import ServerOptions
 from klamm.zk.server.shared_secret import Gate
 from tests.support.real_zookeeper import RealZooKeeper
+from tests.support.zk_registration import register_ephemeral
 from tests.unit.zk.raw_client import RawClient
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 KLAMM = Login("klamm", "s3cret:with colon")
 STRANGER = Login("klamm", "wrong")
 
@@ -110,7 +112,7 @@ def test_sasl_at_a_real_zookeeper(real: RealZooKeeper, chroot: str) -> None:
     async def scenario() -> None:
         zk = await ZkSession(real.address + chroot, 30_000, security=security).start()
         await zk.ensure_paths(["/config/users", "/brokers/ids"])
-        await zk.register_ephemeral(f"/brokers/ids/{1 if chroot else 2}", b"x")
+        await register_ephemeral(zk, f"/brokers/ids/{1 if chroot else 2}", b"x")
         await zk.create(Create("/config/users/alice", b"secret"))
         zk.drop_connection()  # the next connection logs in again
         await zk.read_many(["/config/users/alice"])
@@ -240,3 +242,18 @@ def test_a_server_beyond_loopback_needs_a_secret(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         main(["--data-dir", str(tmp_path), "--host", "0.0.0.0"])
     assert "--host 0.0.0.0 requires --secret-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chroot", ["", "/kafka/east"])
+def test_the_first_user_is_written_before_any_broker_has_made_the_chroot(
+    gated: EmbeddedZooKeeperThread, chroot: str
+) -> None:
+    security = ZkSecurity(digest=KLAMM, set_acl=True)
+    for password in ("first", "second"):
+        with BlockingSession(gated.address + chroot, TIMEOUT_S, security=security) as session:
+            alter_user_settings(session, "broker", {"SCRAM-SHA-512": password})
+            assert users(session) == ["broker"]
+            assert user_settings(session, "broker") == {"SCRAM-SHA-512": password}
+    if chroot:
+        rules = acl_of(gated.address, chroot, f"{KLAMM.username}:{KLAMM.password}")
+        assert (1, "world", "anyone") in rules and (31, "world", "anyone") not in rules

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.local.ports import ReservedPort
 from klamm.zk.client.batches import MAX_BATCH_BYTES, levels_of, path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
 from klamm.zk.client.client_connection import Result
@@ -39,6 +40,7 @@ from klamm.zk.model.ops import (
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from klamm.zk.server.request_processor import _READS
 from klamm.zk.server.server import EmbeddedZooKeeper
+from tests.support.zk_registration import register_ephemeral
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -158,26 +160,26 @@ def test_ensure_paths(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_handler_hears_only_what_a_read_armed(tmp_path: Path) -> None:
+def test_a_handler_receives_only_events_that_a_read_armed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with server_and_session(tmp_path, "/k") as (_, zk):
-            heard: list[WatchEvent] = []
-            zk.on_change("/a", heard.append)
-            zk.on_children("/", heard.append)
+            received: list[WatchEvent] = []
+            zk.on_change("/a", received.append)
+            zk.on_children("/", received.append)
             await zk.read(Exists("/a"))
             await zk.create(Create("/a"))
             await zk.read(Exists("/a", watch=True))
             await zk.read(GetChildren("/", watch=True))
-            assert heard == []
+            assert received == []
             await zk.set(SetData("/a", b"1"))
-            assert heard == [WatchEvent(EventType.DATA_CHANGED, "/a")]
+            assert received == [WatchEvent(EventType.DATA_CHANGED, "/a")]
             await zk.set(SetData("/a", b"2"))
             await zk.delete(Delete("/a"))
-            assert heard[1:] == [WatchEvent(EventType.CHILDREN_CHANGED, "/")]
+            assert received[1:] == [WatchEvent(EventType.CHILDREN_CHANGED, "/")]
             await zk.read(Exists("/a", watch=True))
             zk.forget_change("/a")
             await zk.create(Create("/a"))
-            assert len(heard) == 2
+            assert len(received) == 2
 
     run(scenario)
 
@@ -186,15 +188,15 @@ def test_watches_survive_a_reconnect(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with server_and_session(tmp_path, "/k") as (server, zk):
             other = await ZkSession(server.address + "/k").start()
-            heard: list[WatchEvent] = []
+            received: list[WatchEvent] = []
             states: list[SessionState] = []
             zk.add_listener(SessionListener(on_state=states.append))
             for path in ("/changed", "/later", "/gone"):
                 await zk.create(Create(path))
             for path in ("/changed", "/later", "/gone", "/new"):
-                zk.on_change(path, heard.append)
+                zk.on_change(path, received.append)
                 await zk.read(Exists(path, watch=True))
-            zk.on_children("/", heard.append)
+            zk.on_children("/", received.append)
             await zk.read(GetChildren("/", watch=True))
             session_id = zk.session_id
             zk.drop_connection()
@@ -202,8 +204,8 @@ def test_watches_survive_a_reconnect(tmp_path: Path) -> None:
             await other.set(SetData("/changed", b""))
             await other.delete(Delete("/gone"))
             await other.create(Create("/new"))
-            await until(lambda: len(heard) == 4)
-            assert sorted(heard, key=lambda e: e.path) == [
+            await until(lambda: len(received) == 4)
+            assert sorted(received, key=lambda e: e.path) == [
                 WatchEvent(EventType.CHILDREN_CHANGED, "/"),
                 WatchEvent(EventType.DATA_CHANGED, "/changed"),
                 WatchEvent(EventType.DELETED, "/gone"),
@@ -211,7 +213,7 @@ def test_watches_survive_a_reconnect(tmp_path: Path) -> None:
             ]
             assert zk.session_id == session_id and states[-1] is SessionState.CONNECTED
             await other.set(SetData("/later", b""))
-            await until(lambda: len(heard) == 5)
+            await until(lambda: len(received) == 5)
             await other.close()
 
     run(scenario)
@@ -221,12 +223,12 @@ def test_watches_survive_a_reconnect(tmp_path: Path) -> None:
 def test_many_are_watched_from_before_they_are_read(tmp_path: Path, chroot: str) -> None:
     async def scenario() -> None:
         async with server_and_session(tmp_path, chroot) as (_, zk):
-            heard: list[WatchEvent] = []
+            received: list[WatchEvent] = []
             names = [f"/n{number:04d}" for number in range(1_200)]
             for start in range(0, len(names), 400):
                 await zk.multi([Create(name, name.encode()) for name in names[start : start + 400]])
             for name in (*names, "/missing"):
-                zk.on_change(name, heard.append)
+                zk.on_change(name, received.append)
             found = await zk.read_many([*names, "/missing"], watch=True)
             assert [each and each[0] for each in found] == [*(name.encode() for name in names), None]
             await zk.set(SetData(names[7], b"new"))
@@ -234,7 +236,7 @@ def test_many_are_watched_from_before_they_are_read(tmp_path: Path, chroot: str)
             await zk.delete(Delete(names[1_100]))
             await zk.create(Create("/missing"))
             await zk.read(GetData("/"))
-            assert heard == [
+            assert received == [
                 WatchEvent(EventType.DATA_CHANGED, names[7]),
                 WatchEvent(EventType.DELETED, names[1_100]),
             ], "one event a watch, and none for what was not there"
@@ -246,13 +248,13 @@ def test_many_watches_survive_a_reconnect(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with server_and_session(tmp_path) as (server, zk):
             other = await ZkSession(server.address).start()
-            heard: list[WatchEvent] = []
+            received: list[WatchEvent] = []
             states: list[SessionState] = []
             zk.add_listener(SessionListener(on_state=states.append))
             names = [f"/n{number}" for number in range(600)]
             await other.multi([Create(name) for name in names])
             for name in names:
-                zk.on_change(name, heard.append)
+                zk.on_change(name, received.append)
             reading = asyncio.ensure_future(zk.read_many(names, watch=True))
             await asyncio.sleep(0)
             zk.drop_connection()
@@ -262,9 +264,9 @@ def test_many_watches_survive_a_reconnect(tmp_path: Path) -> None:
             zk.drop_connection()
             await until(lambda: SessionState.SUSPENDED in states)
             await other.multi([SetData(name, b"x") for name in names])
-            await until(lambda: len(heard) >= len(names))
-            assert {event.path: event.type for event in heard} == dict.fromkeys(names, EventType.DATA_CHANGED)
-            assert len(heard) == len(names)
+            await until(lambda: len(received) >= len(names))
+            assert {event.path: event.type for event in received} == dict.fromkeys(names, EventType.DATA_CHANGED)
+            assert len(received) == len(names)
             await other.close()
 
     run(scenario)
@@ -272,14 +274,15 @@ def test_many_watches_survive_a_reconnect(tmp_path: Path) -> None:
 
 def test_reads_wait_for_the_connection_and_writes_say_that_it_was_lost(tmp_path: Path) -> None:
     async def scenario() -> None:
-        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        port = ReservedPort()
+        server = await EmbeddedZooKeeper(tmp_path, port=port.number, fsync=False).start()
         zk = await ZkSession(server.address, 30_000).start()
         await zk.create(Create("/a", b"x"))
-        session_id, port = zk.session_id, server.port
+        session_id = zk.session_id
         await server.stop()
         await until(lambda: zk.state is SessionState.SUSPENDED)
         reading = asyncio.ensure_future(zk.read(GetData("/a")))
-        server = await EmbeddedZooKeeper(tmp_path, port=port, fsync=False).start()
+        server = await EmbeddedZooKeeper(tmp_path, port=port.number, fsync=False).start()
         assert (await reading).data == b"x"
         assert zk.session_id == session_id
         writing = asyncio.ensure_future(zk.set(SetData("/a", b"y")))
@@ -289,30 +292,31 @@ def test_reads_wait_for_the_connection_and_writes_say_that_it_was_lost(tmp_path:
             await writing
         await zk.close()
         await server.stop()
+        port.close()
 
     run(scenario)
 
 
-def test_expiry_tells_before_and_after_in_order(tmp_path: Path) -> None:
+def test_expiry_notifies_before_and_after_in_order(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with server_and_session(tmp_path) as (server, zk):
-            told: list[str] = []
+            reported: list[str] = []
 
             async def before() -> None:
                 with pytest.raises(SessionExpired):
                     await zk.read(GetData("/"))
-                told.append(f"before, connections {len(server.connections)}")
+                reported.append(f"before, connections {len(server.connections)}")
 
             async def after() -> None:
-                told.append(f"after, data {(await zk.read(GetData('/a'))).data!r}")
+                reported.append(f"after, data {(await zk.read(GetData('/a'))).data!r}")
 
-            zk.add_listener(SessionListener(lambda s: told.append(s.value), before, after))
+            zk.add_listener(SessionListener(lambda s: reported.append(s.value), before, after))
             await zk.create(Create("/a", b"x"))
             await zk.create(Create("/e", ephemeral=True))
             old = zk.session_id
             server.expire_session(old)
-            await until(lambda: len(told) == 5)
-            assert told == ["suspended", "expired", "before, connections 0", "connected", "after, data b'x'"]
+            await until(lambda: len(reported) == 5)
+            assert reported == ["suspended", "expired", "before, connections 0", "connected", "after, data b'x'"]
             assert zk.previous_session_id == old != zk.session_id
             assert "/e" not in server.tree.nodes
 
@@ -323,14 +327,14 @@ def test_registration_of_a_broker(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with server_and_session(tmp_path) as (server, zk):
             await zk.ensure_paths([paths.BROKER_IDS])
-            stat = await zk.register_ephemeral("/brokers/ids/1", b"{}")
+            stat = await register_ephemeral(zk, "/brokers/ids/1", b"{}")
             assert stat.version == 1 and stat.ephemeral_owner == zk.session_id
-            assert (await zk.register_ephemeral("/brokers/ids/1", b"{}")).czxid == stat.czxid
+            assert (await register_ephemeral(zk, "/brokers/ids/1", b"{}")).czxid == stat.czxid
             other = await ZkSession(server.address).start()
             with pytest.raises(NodeExists, match="belongs to the session"):
-                await other.register_ephemeral("/brokers/ids/1", b"{}")
+                await register_ephemeral(other, "/brokers/ids/1", b"{}")
             other.previous_session_id = zk.session_id
-            again = await other.register_ephemeral("/brokers/ids/1", b"{}")
+            again = await register_ephemeral(other, "/brokers/ids/1", b"{}")
             assert again.czxid > stat.czxid and again.ephemeral_owner == other.session_id
             await other.close()
 
@@ -359,8 +363,8 @@ def test_a_handler_that_fails_holds_up_no_reply(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with server_and_session(tmp_path) as (_, zk):
-            told: list[object] = []
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+            reported: list[object] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
 
             def fail(event: WatchEvent) -> None:
                 raise RuntimeError(event.path)
@@ -371,7 +375,7 @@ def test_a_handler_that_fails_holds_up_no_reply(tmp_path: Path) -> None:
             inbox.post(later.set_result, "reply")
             async with asyncio.timeout(20):
                 assert await later == "reply"
-            assert list(map(str, told)) == ["/a"]
+            assert list(map(str, reported)) == ["/a"]
 
     run(scenario)
 
@@ -402,7 +406,7 @@ def test_closed_while_the_chroot_cannot_be_made(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_no_server_at_the_address(tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(ConnectionLoss, match="no ZooKeeper answers at 127"):
             await ZkSession("127.0.0.1:1").start(timeout_ms=100)

@@ -223,7 +223,7 @@ def test_a_reply_that_cannot_be_read_fails_its_request(body: bytes, caplog: pyte
     assert "could not be read" in caplog.text
 
 
-def test_what_is_no_zookeeper_is_tried_again() -> None:
+def test_a_server_that_is_not_zookeeper_is_tried_again() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     client = Client(f"127.0.0.1:{listener.getsockname()[1]}")
     with client, listener:
@@ -263,7 +263,7 @@ def test_requests_wait_for_the_connection_and_none_is_taken_after_the_end(zookee
         client.send(Read(GetData("/a"))).result(TIMEOUT_S)
 
 
-def test_stopped_while_nobody_answers() -> None:
+def test_stopped_while_no_server_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = Client(f"127.0.0.1:{listener.getsockname()[1]}")
         waiting = client.send(Read(Exists("/")))
@@ -370,7 +370,7 @@ def test_watches_are_set_again_in_pieces_below_the_limit_whatever_their_length()
     assert set_watches(7, [], [], []) == []
 
 
-def test_who_hears_of_the_connection_may_end_the_session_at_once(zookeeper: EmbeddedZooKeeperThread) -> None:
+def test_a_callback_of_the_connection_may_end_the_session_at_once(zookeeper: EmbeddedZooKeeperThread) -> None:
     connected, stopping = threading.Event(), threading.Event()
 
     def on_state(state: ConnectionState) -> None:
@@ -391,7 +391,7 @@ def test_who_hears_of_the_connection_may_end_the_session_at_once(zookeeper: Embe
     assert connection.stop(), "the server confirms it"
 
 
-def test_what_is_asked_again_at_once_waits_for_the_next_connection() -> None:
+def test_a_request_that_is_repeated_at_once_waits_for_the_next_connection() -> None:
     """It is not failed once more for the same loss."""
     failures = 0
     asked: list[Future[Any]] = []
@@ -472,7 +472,7 @@ def test_the_server_that_was_lost_is_tried_last() -> None:
 
 
 @pytest.mark.parametrize("bad", ["a..b:1", f"{'x' * 80}:1", "no-such-host.invalid:1"])
-def test_a_name_that_is_none_does_not_keep_from_the_others(zookeeper: EmbeddedZooKeeperThread, bad: str) -> None:
+def test_an_invalid_name_does_not_keep_the_client_from_the_others(zookeeper: EmbeddedZooKeeperThread, bad: str) -> None:
     with Client(f"{bad},,{zookeeper.address},") as client:
         assert client.send(Read(Exists("/"))).result(TIMEOUT_S) is not None
 

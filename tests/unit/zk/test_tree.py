@@ -214,19 +214,27 @@ def test_session_end_removes_its_ephemerals_under_one_zxid(tree: ZnodeTree) -> N
         tree.multi(S1, [Create("/late")], 10)
 
 
+def expire_sessions(tree: ZnodeTree, now_ms: int) -> list[int]:
+    """End overdue sessions as the server does, but at once."""
+    overdue = tree.overdue_sessions(now_ms)
+    for session_id in overdue:
+        tree.close_session(session_id, now_ms)
+    return overdue
+
+
 def test_sessions_expire_in_order_unless_touched(tree: ZnodeTree) -> None:
-    assert tree.expire_sessions(999) == []
+    assert expire_sessions(tree, 999) == []
     assert tree.touch_session(S1, 999)
-    assert tree.expire_sessions(1_998) == []
-    assert tree.expire_sessions(5_000) == [S1, S2]
+    assert expire_sessions(tree, 1_998) == []
+    assert expire_sessions(tree, 5_000) == [S1, S2]
     assert not tree.touch_session(S1, 5_000)
 
 
 def test_expiry_is_rounded_up_to_a_tick() -> None:
     tree = ZnodeTree(tick_ms=500)
     tree.create_session(S1, 1_000, 1)
-    assert tree.expire_sessions(1_499) == []
-    assert tree.expire_sessions(1_500) == [S1]
+    assert expire_sessions(tree, 1_499) == []
+    assert expire_sessions(tree, 1_500) == [S1]
 
 
 def test_watches_fire_once_and_in_order(tree: ZnodeTree) -> None:
@@ -240,7 +248,7 @@ def test_watches_fire_once_and_in_order(tree: ZnodeTree) -> None:
     ]
 
 
-def test_deletion_tells_a_watcher_of_data_and_children_once(tree: ZnodeTree) -> None:
+def test_deletion_notifies_a_watcher_of_data_and_children_once(tree: ZnodeTree) -> None:
     tree.write(S1, Create("/a"), 0)
     tree.read(GetData("/a", watch=True), watcher=1)
     tree.read(GetChildren("/a", watch=True), watcher=1)
@@ -261,7 +269,7 @@ def test_reads_of_a_missing_node_set_no_watch_but_exists_does(tree: ZnodeTree) -
     assert len(tree.watches.data) == 0
 
 
-def test_multi_tells_every_step(tree: ZnodeTree) -> None:
+def test_multi_reports_every_step(tree: ZnodeTree) -> None:
     tree.write(S1, Create("/a"), 0)
     tree.read(GetData("/a", watch=True), watcher=1)
     tree.read(GetChildren("/a", watch=True), watcher=1)
@@ -269,7 +277,7 @@ def test_multi_tells_every_step(tree: ZnodeTree) -> None:
     assert [e.type for _, e in tree.take_events()] == [EventType.DATA_CHANGED, EventType.CHILDREN_CHANGED]
 
 
-def test_set_watches_tells_what_was_missed(tree: ZnodeTree) -> None:
+def test_set_watches_reports_missed_changes(tree: ZnodeTree) -> None:
     tree.write(S1, Create("/same"), 0)
     tree.write(S1, Create("/changed"), 0)
     seen = tree.last_zxid

@@ -125,7 +125,7 @@ def test_a_damaged_snapshot_stops_the_start(tmp_path: Path) -> None:
         recovered(tmp_path)
 
 
-def test_the_error_says_where_a_snapshot_is_damaged(tmp_path: Path) -> None:
+def test_the_error_names_the_place_of_the_damage_in_a_snapshot(tmp_path: Path) -> None:
     path = snapshot_path(tmp_path, 5)
     whole = MAGIC + b"".join(map(frame, dump_tree(ZnodeTree())))
     flipped = bytearray(whole)

@@ -180,6 +180,10 @@ def test_small_znodes() -> None:
     assert znodes.encode_cluster_id("abc") == b'{"version":"1","id":"abc"}'
     assert znodes.decode_cluster_id(b'{"version":"1","id":"abc"}') == "abc"
     assert znodes.decode_log_dir_event("/x", znodes.encode_log_dir_event(4)) == 4
+    lost = znodes.LostRecords(TopicPartition("t", 3), UUID(int=7), 15, 20, broker_id=2)
+    assert znodes.decode_lost_records("/x", znodes.encode_lost_records(lost)) == lost
+    with pytest.raises(ZnodeFormatError, match="/x"):
+        znodes.decode_lost_records("/x", b'{"version":1,"topic":"t"}')
     block = ProducerIdBlock(1, 0, 999)
     text = znodes.encode_producer_id_block(block)
     assert text == b'{"version":1,"broker":1,"block_start":"0","block_end":"999"}'
@@ -215,7 +219,7 @@ def test_broker_registration() -> None:
     assert decode_broker(1, encode_broker(BROKER, 17), 77).broker == BROKER
 
 
-def test_a_broker_reports_an_unclean_shutdown_until_it_is_taken_back() -> None:
+def test_a_broker_reports_an_unclean_shutdown_until_it_is_cleared() -> None:
     plain, reported = encode_broker(BROKER, 17), encode_broker(BROKER, 17, unclean_shutdown=True)
     assert not decode_broker(1, plain, 77).unclean_shutdown
     assert decode_broker(1, reported, 77).unclean_shutdown and decode_broker(1, reported, 77).broker == BROKER

@@ -69,13 +69,16 @@ class TransactionMarkerSender:
         try:
             while (batch := markers.take(broker_id)) is not None:
                 try:
-                    response = await self._send(batch)
-                except OSError as error:
-                    _log.info("sending WriteTxnMarkers to broker %d failed: %s", broker_id, error)
+                    errors = _errors(await self._send(batch))
+                except Exception as error:
+                    if isinstance(error, OSError):
+                        _log.info("sending WriteTxnMarkers to broker %d failed: %s", broker_id, error)
+                    else:  # A bug. Without its markers the transaction would never end.
+                        _log.exception("sending WriteTxnMarkers to broker %d failed, trying again", broker_id)
                     self._disconnect(broker_id)
                     markers.on_failure(batch)
                 else:
-                    markers.on_response(batch, _errors(response))
+                    markers.on_response(batch, errors)
         finally:
             del self._tasks[broker_id]  # before anything else runs: the next marker wakes a new task
 

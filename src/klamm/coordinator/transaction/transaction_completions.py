@@ -61,8 +61,19 @@ class TransactionCompletions:
         return len(self._retries)
 
     def begin(self, partition: TransactionPartition, txn: TransactionMetadata) -> None:
-        """The outcome is stored: write the markers, then complete the transaction."""
-        self.markers.send(PendingCompletion(partition, txn, txn.value, dict(txn.value.partitions)))
+        """The outcome is stored: write the markers, then complete the transaction.
+
+        Nothing is appended in this turn: the outcome may become known inside of a change of the log.
+        """
+        completion = PendingCompletion(partition, txn, txn.value, dict(txn.value.partitions))
+        self.markers.send(completion)
+        if not completion.remaining:
+            self._scheduler.spawn(self._complete(completion))
+
+    def _complete(self, completion: PendingCompletion) -> Iterator[None]:
+        """Complete a transaction that needs no markers."""
+        self.markers.check(completion)
+        yield
 
     def resume(self, partition: TransactionPartition) -> Iterator[None]:
         """Continue the transactions of a loaded partition whose outcome is stored, in slices."""

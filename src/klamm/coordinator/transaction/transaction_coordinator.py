@@ -260,14 +260,20 @@ class TransactionCoordinator:
         value: TransactionValue,
         origin: ConnectionOrder | None,
     ) -> Deferred[EndTxnResult]:
-        def on_written(error: ErrorCode) -> EndTxnResult:
-            if error is not ErrorCode.NONE:
-                return EndTxnResult(error)
-            txn.answered_on = origin
-            self._completions.begin(partition, txn)
-            return EndTxnResult(ErrorCode.NONE, *end_rules.next_identity(value))
+        result: Deferred[EndTxnResult] = Deferred()
 
-        return self._manager.write(partition, txn).map(on_written)
+        def on_written(error: ErrorCode) -> None:
+            if error is not ErrorCode.NONE:
+                result.complete(EndTxnResult(error))
+                return
+            txn.answered_on = origin
+            try:  # The producer waits only for this: it gets its answer before the markers are sent.
+                result.complete(EndTxnResult(ErrorCode.NONE, *end_rules.next_identity(value)))
+            finally:
+                self._completions.begin(partition, txn)
+
+        self._manager.write(partition, txn).then(on_written)
+        return result
 
     def _with_new_id(self, use: Callable[[int], None], refuse: Callable[[ErrorCode], None]) -> None:
         def on_generated(generated: int | ErrorCode) -> None:

@@ -121,7 +121,11 @@ class TransactionMarkers:
     def send(self, completion: PendingCompletion) -> None:
         """Have all markers of a transaction written."""
         self._route(completion, list(completion.remaining))
-        self._check(completion)
+
+    def check(self, completion: PendingCompletion) -> None:
+        """Call `on_written` if no marker is missing."""
+        if not completion.remaining and self._is_current(completion):
+            self._on_written(completion)
 
     def _route(self, completion: PendingCompletion, partitions: Iterable[TopicPartition]) -> None:
         awake: dict[int, None] = {}
@@ -138,10 +142,6 @@ class TransactionMarkers:
                 awake[where] = None
         for broker_id in awake:
             self._wake(broker_id)
-
-    def _check(self, completion: PendingCompletion) -> None:
-        if not completion.remaining and self._is_current(completion):
-            self._on_written(completion)
 
     # --- the sender ----------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class TransactionMarkers:
                     completion.remaining.pop(tp, None)
                 else:
                     self._on_error(completion, tp, error, batch.broker_id)
-            self._check(completion)
+            self.check(completion)
 
     def on_failure(self, batch: MarkerBatch) -> None:
         """The broker was not reached or did not answer. The leaders may be others next time."""
@@ -226,7 +226,7 @@ class TransactionMarkers:
             if self._is_current(completion):
                 completion.attempts += 1
                 self._route(completion, partitions)
-                self._check(completion)
+                self.check(completion)
         return self._due[0][0] if self._due else None
 
     def clear(self) -> None:

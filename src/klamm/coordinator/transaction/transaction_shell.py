@@ -10,8 +10,14 @@ from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.connection_totals import outgoing_totals
 from klamm.clock import Clock
 from klamm.config import KafkaConfig
+from klamm.coordinator.broker_adapters import (
+    AppendRecords,
+    AppendTransactional,
+    LoopScheduler,
+    ReplicaOffsetsLog,
+    Replicas,
+)
 from klamm.coordinator.deferred import Deferred
-from klamm.coordinator.shell import AppendRecords, AppendTransactional, LoopScheduler, ReplicaOffsetsLog, Replicas
 from klamm.coordinator.transaction.marker_sender import Connect, TransactionMarkerSender
 from klamm.coordinator.transaction.transaction_completions import TransactionCompletions
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
@@ -63,7 +69,7 @@ def create_transaction_coordinator(
     metadata = parts.metadata
     sender = TransactionMarkerSender(_connect_by_metadata(config, parts), parts.loop)
     manager = TransactionStateManager(
-        ReplicaOffsetsLog(parts.replicas, parts.append_records, TRANSACTION_STATE_TOPIC),
+        ReplicaOffsetsLog(parts.replicas, parts.append_records, TRANSACTION_STATE_TOPIC, is_prompt=True),
         parts.clock,
         settings,
         scheduler,

@@ -1,13 +1,15 @@
 // The chart of the control plane on a canvas: lanes, arrows, strips and queues over time. It draws only what is visible.
 
 import { layout, AXIS, barTop } from "./layout.js";
-import { CONTROLLER, ZOOKEEPER } from "./model.js";
+import { CONTROLLER, lastOf, SLOW_MS, ZOOKEEPER } from "./model.js";
 import { arrow, box, clipped, COLOURS, cross, palette, ticks } from "./paint.js";
-import { lowerBound } from "./series.js";
+import { lowerBound, upperBound } from "./series.js";
 import { drawQueues, drawStrips } from "./strips.js";
 
 const FONT = '11px ui-sans-serif, system-ui, "Segoe UI", Roboto, sans-serif';
 const LABELS_UP_TO = 160;
+const STRETCH = 2; // pixels that share one arrow per way, one bar and one mark, if there are more items than pixels
+const SHADES = [[1, 0.3], [8, 0.5], [Infinity, 0.8]]; // of a stretch's arrow, by the number of its messages
 
 export class Chart {
   constructor(canvas, { onSelect, onHover, onView, clock }) {
@@ -33,7 +35,7 @@ export class Chart {
   setRun(run) {
     this.run = run;
     const available = this.canvas.parentElement.parentElement.clientHeight;
-    this.layout = layout(run, { available, hasLogs: [...run.replicas.values()].some((series) => series.last?.logEnd !== undefined) });
+    this.layout = layout(run, { available, hasLogs: run.hasLogs });
     this.request();
   }
 
@@ -82,13 +84,14 @@ export class Chart {
     this._lanes();
     drawStrips(this);
     const messages = this._visibleMessages();
-    this._arrows(messages);
+    if (messages) this._arrows(messages);
+    else this._bundles();
     this._events();
     this._changes();
     this._faults();
     drawQueues(this);
     this._veil();
-    if (messages.length < LABELS_UP_TO) this._labels(messages);
+    if (messages && messages.length < LABELS_UP_TO) this._labels(messages);
     ctx.fillStyle = colours.text;
   }
 
@@ -177,28 +180,80 @@ export class Chart {
       this.ctx.globalAlpha = 0.75;
       this.ctx.fillRect(this.x(from), lane.y - 1, this.x(to) - this.x(from), 2);
       this.ctx.globalAlpha = 1;
+      this.hits.push({ kind: "box", x0: this.x(from), y0: lane.y - 2, x1: this.x(to), y1: lane.y + 2, type: "session", item: { ...entry, broker: lane.id } });
     }
   }
 
+  get most() {
+    return Math.max(600, this.width); // more items than this are drawn by stretches
+  }
+
+  get stretchMs() {
+    return ((this.view.end - this.view.start) / this.width) * STRETCH;
+  }
+
   _visibleMessages() {
+    // The messages of the window, or null if they are more than its pixels.
     const { run, view } = this;
-    const messages = run.messages;
-    const first = lowerBound(messages, view.start - run.longest - 1, (message) => message.start);
-    const found = [];
-    const seen = new Map();
-    const perPixel = (view.end - view.start) / this.width;
-    for (let index = first; index < messages.length && messages[index].start <= view.end; index += 1) {
-      const message = messages[index];
-      if ((message.end ?? message.start) < view.start && (message.answered ?? 0) < view.start) continue;
-      if (messages.length > 4000) {
-        // Arrows that would cover each other are drawn once; refused ones always.
-        const place = Math.round(message.start / perPixel / 2);
-        if (message.error === "NONE" && seen.get(message.way) === place) continue;
-        seen.set(message.way, place);
-      }
-      found.push(message);
+    const { messages } = run;
+    const start = (message) => message.start;
+    const inside = lowerBound(messages, view.start, start);
+    const last = upperBound(messages, view.end, start);
+    if (last - inside > this.most) return null;
+    return [...this._earlier(inside), ...messages.slice(inside, last)];
+  }
+
+  _earlier(inside) {
+    // Messages that begin before the window and end in it or behind it.
+    const { run, view } = this;
+    const first = lowerBound(run.messages, view.start - SLOW_MS, (message) => message.start);
+    return [...this._slow("start"), ...run.messages.slice(first, inside).filter((message) => lastOf(message) >= view.start)];
+  }
+
+  _slow(field) {
+    // Messages (by their field `start`) or events (by `queued`) that begin long before the window and end in it or behind it.
+    const { run, view } = this;
+    return [...run.slow].filter((it) => it[field] < view.start - SLOW_MS && (it.done ?? lastOf(it)) >= view.start);
+  }
+
+  _bundles() {
+    // One arrow per way and stretch: the slowest message stands for the others. Refused ones have an arrow of their own.
+    const { ctx, colours, run, view } = this;
+    const lines = new Map();
+    const refused = [];
+    for (const { way, accepted, refused: refusals, item, bad } of run.messageLevels.between(run.messages, view.start, view.end, this.stretchMs).found) {
+      if (refusals) refused.push([bad, refusals - 1]);
+      if (!accepted) continue;
+      const shade = SHADES.findIndex(([most]) => accepted <= most);
+      const key = `${COLOURS[way.slice(0, way.indexOf(":"))] || "muted"}:${shade}`;
+      if (!lines.has(key)) lines.set(key, []);
+      lines.get(key).push(this._bundle(item, accepted - 1));
     }
-    return found;
+    for (const [key, ends] of lines) {
+      const [colour, shade] = key.split(":");
+      ctx.globalAlpha = SHADES[shade][1];
+      ctx.strokeStyle = colours[colour];
+      ctx.lineWidth = 1.4;
+      ctx.beginPath();
+      for (const { x0, y0, x1, y1 } of ends) {
+        ctx.moveTo(x0, y0);
+        ctx.lineTo(x1, y1);
+      }
+      ctx.stroke();
+      ctx.globalAlpha = 1;
+    }
+    for (const [message, more] of refused) {
+      const { x0, y0, x1, y1 } = this._bundle(message, more);
+      arrow(ctx, x0, y0, x1, y1, { colour: colours.refused, width: 1.8, head: 0 });
+      cross(ctx, x1, y1, colours.refused);
+    }
+    this._arrows([...this._slow("start"), ...(this.selected?.type === "message" ? [this.selected.item] : [])]);
+  }
+
+  _bundle(message, more) {
+    const hit = { kind: "line", ...this.ends(message), type: "message", item: message, more };
+    this.hits.push(hit);
+    return hit;
   }
 
   ends(message) {
@@ -239,21 +294,26 @@ export class Chart {
     }
   }
 
+  _visibleEvents() {
+    const { run, view } = this;
+    const queued = (event) => event.queued;
+    const inside = lowerBound(run.events, view.start, queued);
+    const last = upperBound(run.events, view.end, queued);
+    const slow = this._slow("queued");
+    const first = lowerBound(run.events, view.start - SLOW_MS, queued);
+    if (last - inside <= this.most) return [...slow, ...run.events.slice(first, last)];
+    return [...slow, ...run.eventLevels.between(run.events, view.start, view.end, this.stretchMs).found.map((it) => it.item)];
+  }
+
   _events() {
     const { ctx, colours, run, view } = this;
     const controller = this.layout.lanes.get(CONTROLLER);
-    const first = Math.max(0, lowerBound(run.events, view.start - 5_000, (event) => event.queued));
-    const isCrowded = run.events.length > 4000; // then bars that would cover each other are drawn once
-    let lastX = -9;
-    for (let index = first; index < run.events.length && run.events[index].queued <= view.end; index += 1) {
-      const event = run.events[index];
+    for (const event of this._visibleEvents()) {
       if (event.started === null || event.outcome === "refused") continue;
       const end = event.done ?? Math.min(run.end, view.end);
       if (end < view.start) continue;
       const x0 = this.x(event.started);
       const width = Math.max(2, this.x(end) - x0);
-      if (width < 3 && x0 - lastX < 1 && isCrowded) continue;
-      lastX = x0;
       const isOwn = event.epoch > 0;
       const lane = isOwn ? controller : this.layout.lanes.get(event.broker);
       if (!lane) continue;
@@ -262,8 +322,11 @@ export class Chart {
       const isSelected = this.selected?.item === event;
       ctx.globalAlpha = event.outcome === "done" || !event.outcome ? 1 : 0.75;
       ctx.fillStyle = event.outcome === "failed" || event.outcome === "lost" ? colours.fault : isOwn ? colours.event : colours.faint;
-      box(ctx, x0, top, width, height, 4);
-      ctx.fill();
+      if (width < 4 && !isSelected) ctx.fillRect(x0, top, width, height);
+      else {
+        box(ctx, x0, top, width, height, 4);
+        ctx.fill();
+      }
       ctx.globalAlpha = 1;
       if (isSelected) {
         ctx.strokeStyle = colours.text;
@@ -276,13 +339,26 @@ export class Chart {
     }
   }
 
+  _visibleChanges() {
+    // If there are more than pixels: the first of each three pixels, and those of the chosen partition.
+    const { run, view } = this;
+    const at = (change) => change.at_ms;
+    const last = upperBound(run.changes, view.end, at);
+    let index = lowerBound(run.changes, view.start, at);
+    if (last - index <= this.most) return run.changes.slice(index, last);
+    const found = [];
+    const apart = (this.stretchMs / STRETCH) * 3;
+    for (; index < last; index = lowerBound(run.changes, run.changes[index].at_ms + apart, at)) found.push(run.changes[index]);
+    const own = run.truth.get(this.partition)?.between(view.start, view.end, view.end, this.stretchMs) || [];
+    for (const [entry] of own) if (entry.record && entry.at >= view.start) found.push(entry.record);
+    return found;
+  }
+
   _changes() {
-    const { ctx, colours, run, view } = this;
+    const { ctx, colours } = this;
     const lane = this.layout.lanes.get(CONTROLLER);
-    const first = lowerBound(run.changes, view.start, (change) => change.at_ms);
     let lastX = -9;
-    for (let index = first; index < run.changes.length && run.changes[index].at_ms <= view.end; index += 1) {
-      const change = run.changes[index];
+    for (const change of this._visibleChanges()) {
       const isChosen = `${change.topic}-${change.partition}` === this.partition;
       const x = this.x(change.at_ms);
       if (x - lastX < 3 && !isChosen) continue;
@@ -333,6 +409,7 @@ export class Chart {
   _labels(messages) {
     const { ctx, colours } = this;
     const taken = this.hits.filter((hit) => hit.kind === "box").map((hit) => [hit.x0, hit.y0, hit.x1, hit.y1]);
+    for (const lane of this.layout.lanes.values()) for (const strip of lane.strips) taken.push([0, strip.top, this.width, strip.top + strip.height]);
     const order = [...messages].sort((a, b) => (b.error !== "NONE") - (a.error !== "NONE"));
     ctx.font = '10px ui-sans-serif, system-ui, "Segoe UI", Roboto, sans-serif';
     for (const message of order) {
@@ -341,7 +418,7 @@ export class Chart {
       const { x0, y0, x1, y1 } = this.ends(message);
       const width = ctx.measureText(text).width + 8;
       const isRefused = message.error !== "NONE";
-      const places = isRefused ? [0.97, 0.7, 0.5] : [0.6, 0.8, 0.42];
+      const places = isRefused ? [0.97, 0.7, 0.5, 0.85, 0.35] : [0.6, 0.8, 0.42, 0.9, 0.7, 0.5, 0.3];
       for (const share of places) {
         const x = x0 + (x1 - x0) * share + 5;
         const y = y0 + (y1 - y0) * share - 7;
@@ -443,11 +520,11 @@ export function label(message) {
   }
   if (message.type === "tool") return message.record.text;
   if (message.type === "AlterPartition") {
-    const asked = message.proposal;
+    const asked = message.proposal ?? message.proposals?.[0];
     return asked ? `AlterPartition ${asked.topic}-${asked.partition} ISR ${asked.isr.join(",")}` : "AlterPartition";
   }
   const attempt = message.attempt > 1 ? ` attempt ${message.attempt}` : "";
-  return `${message.type} ×${message.count}${attempt}`;
+  return `${message.type}${message.count ? ` ×${message.count}` : ""}${attempt}`;
 }
 
 const meets = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];

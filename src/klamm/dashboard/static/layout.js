@@ -29,8 +29,8 @@ export function layout(run, options = {}) {
   const spare = (options.available ?? 0) - (262 + count * ROW + brokers.length * 128);
   const gap = 14 + Math.max(0, Math.min(26, spare / (brokers.length + 3)));
   let top = AXIS;
-  lanes.set(ZOOKEEPER, { id: ZOOKEEPER, title: "ZooKeeper", top, height: 44, y: top + 24, strips: [] });
-  top += 44 + gap;
+  lanes.set(ZOOKEEPER, { id: ZOOKEEPER, title: "ZooKeeper", top, height: 48, y: top + 24, strips: [] });
+  top += 48 + gap;
   const height = count * ROW + 16;
   lanes.set(CONTROLLER, { id: CONTROLLER, title: "Controller", top, height, y: top + height - 10, rows, bar: BAR, row: ROW, strips: [] });
   top += height + gap;

@@ -3,11 +3,14 @@
 import { readAddress, writeAddress } from "./address.js";
 import { get, setToken } from "./api.js";
 import { showCluster } from "./cluster.js";
+import { fill } from "./dom.js";
 import { Drill } from "./drill.js";
 import { Groups } from "./groups.js";
+import { hint } from "./parts.js";
 import { Pipelines } from "./pipelines.js";
 import { showRequests } from "./requests.js";
 import { Run } from "./model.js";
+import { traces } from "./slow_requests.js";
 import { themeButton } from "./theme.js";
 import { Topics } from "./topics.js";
 import { Transactions } from "./transactions.js";
@@ -17,7 +20,7 @@ const $ = (id) => document.getElementById(id);
 const address = readAddress();
 const FIRST_WINDOW_MS = 20_000;
 const STATUS_EVERY_MS = 3_000;
-let about = { is_live: false, title: "", end_ms: null };
+let about = { is_live: false, title: "", end_ms: null, most_records: Infinity };
 let isFollowing = true;
 let tab = "control";
 let run = new Run();
@@ -46,7 +49,7 @@ function remember(isStep = false) {
   if (!isPlaced) return;
   const write = () => {
     const { view } = viewer.chart;
-    const fields = { control: () => ({ p: viewer.partition, ...(isFollowing ? {} : { t: Math.round(viewer.time), view: `${Math.round(view.start)}-${Math.round(view.end)}` }) }) }[tab] ?? pages[tab]?.state?.bind(pages[tab]);
+    const fields = { control: () => ({ p: viewer.partition, sel: viewer.decision, ...(isFollowing ? {} : { t: Math.round(viewer.time), view: `${Math.round(view.start)}-${Math.round(view.end)}` }) }) }[tab] ?? pages[tab]?.state?.bind(pages[tab]);
     writeAddress({ tab, ...fields?.() }, isStep);
   };
   if (isStep) write();
@@ -56,11 +59,12 @@ function remember(isStep = false) {
 function follow(wanted) {
   isFollowing = wanted && about.is_live;
   $("live").setAttribute("aria-pressed", String(isFollowing));
-  if (isFollowing) toEnd();
+  if (isFollowing) toEnd(60_000);
 }
 
-function toEnd() {
-  const span = Math.min(viewer.chart.view.end - viewer.chart.view.start, 60_000);
+// Move the window to the newest records. Its length stays, so that Fit shows everything and later records too.
+function toEnd(most = Infinity) {
+  const span = Math.min(viewer.chart.view.end - viewer.chart.view.start, most);
   viewer.chart.view = { start: run.end - span * 0.92, end: run.end + span * 0.08 };
   viewer.chart.time = run.end;
   viewer.look({ time: run.end });
@@ -68,7 +72,7 @@ function toEnd() {
 
 function show() {
   const isFirst = first === null;
-  first ??= run.start;
+  first = isFirst ? run.start : Math.min(first, run.start); // an older record of another broker may arrive later
   const selected = viewer.chart.selected;
   viewer.setRun(run, { start: first, end: about.end_ms ?? run.end, keepView: !isFirst });
   if (selected && !isFirst) viewer.chart.selected = selected;
@@ -79,6 +83,7 @@ function show() {
 function place() {
   if (address.p && run.partitions.has(address.p)) {
     viewer.partition = viewer.chart.partition = address.p;
+    viewer.isChosen = true;
     viewer.picker.value = address.p;
   }
   const [from, to] = (address.view || "").split("-").map(Number);
@@ -89,6 +94,7 @@ function place() {
     viewer.chart.view = { start: run.end - FIRST_WINDOW_MS, end: run.end };
     toEnd();
   } else viewer.look({ time: viewer.bounds.end });
+  viewer.selectDecision(address.sel);
   $("live").setAttribute("aria-pressed", String(isFollowing));
 }
 
@@ -104,16 +110,48 @@ function receive(records) {
     isShowing = false;
     run.add(arrived);
     arrived = [];
+    forget();
     if (run.records.length) show();
-    $("status").textContent = `${run.records.length} records`;
+    if (isComplete) placeAgain();
+    $("status").textContent = notice();
     $("status").className = "";
     document.body.dataset.records = String(run.records.length);
   }, first === null ? 300 : 150);
 }
 
+function forget() {
+  // A tenth more than the most, so that forgetting is rare.
+  if (!about.is_live || run.records.length <= about.most_records * 1.1) return;
+  run.forget(about.most_records);
+  first = run.start;
+}
+
+// The stream counts every record that the server has read; it has sent only those that it still had.
+const stream = { position: 0, received: 0 };
+const count = (value) => value.toLocaleString("en");
+function notice() {
+  const lost = Math.max(0, stream.position - stream.received) + run.forgotten;
+  return `${count(run.records.length)} records${lost ? `; ${count(lost)} older ones are not shown` : ""}`;
+}
+
+let isComplete = false;
+let isPlacedAgain = false;
+function placeAgain() {
+  // Once all records of the past are there: those of the address may not have been among the first ones.
+  if (isPlacedAgain) return;
+  isPlacedAgain = true;
+  if (address.t || address.sel) place();
+  else if (address.p && address.p !== viewer.partition && run.partitions.has(address.p)) viewer.choose(address.p);
+}
+
 function connect() {
   const events = new EventSource("api/records");
-  events.onmessage = (event) => receive(JSON.parse(event.data));
+  events.onmessage = (event) => {
+    const records = JSON.parse(event.data);
+    stream.position = Number(event.lastEventId);
+    stream.received += records.length;
+    receive(records);
+  };
   events.addEventListener("state", (event) => {
     const { problem } = JSON.parse(event.data);
     if (problem) {
@@ -121,6 +159,8 @@ function connect() {
       $("status").className = "bad";
     }
     if (!about.is_live) events.close();
+    isComplete = true;
+    if (!isShowing && first !== null) placeAgain();
     document.body.dataset.ready = "1";
   });
   events.onerror = () => {
@@ -129,18 +169,42 @@ function connect() {
   };
 }
 
+// --- offsets of the chosen partition, which the control log does not have
+
+const OFFSETS_EVERY_MS = 1_000;
+async function observe() {
+  const partition = viewer.partition;
+  const cut = partition.lastIndexOf("-");
+  if (tab === "control" && isFollowing && cut > 0 && first !== null && !document.hidden) {
+    const found = await get("api/cluster/replicas", { topic: partition.slice(0, cut), partition: partition.slice(cut + 1) });
+    if (!found.problem && viewer.partition === partition && isFollowing) {
+      run.observe(partition, found);
+      show();
+    }
+  }
+  setTimeout(observe, OFFSETS_EVERY_MS);
+}
+
 // --- tabs
 
 const TABS = [...$("tabs").children].map((button) => button.dataset.tab);
 let pages = {};
 
 class StatusPage {
-  // Cluster and Requests show the same answer.
-  constructor(show) {
+  // Cluster and Requests show the same answer. `part` is a part of the page that has a state of its own.
+  constructor(root, show, part = null) {
+    this.root = root;
     this.show = show;
+    this.part = part;
   }
 
-  open() {
+  state() {
+    return this.part?.state() ?? {};
+  }
+
+  open(fields) {
+    if (fields.tab) this.part?.restore(fields); // from an address, not from a click on the tab
+    if (!this.root.childElementCount) fill(this.root, hint("Asking the brokers…"));
     return this.refresh();
   }
 
@@ -158,9 +222,10 @@ function makePages() {
   const openTopic = (topic, fields = {}) => open("topics", { topic, show: "records", ...fields }, true);
   const openGroup = (group) => open("groups", { group }, true);
   const context = { onState, about, openPartition, openTopic, openGroup };
+  traces.onState = onState;
   pages = {
-    cluster: new StatusPage((status) => showCluster($("cluster"), status, run, openPartition)),
-    requests: new StatusPage((status) => showRequests($("requests"), status)),
+    cluster: new StatusPage($("cluster"), (status) => showCluster($("cluster"), status, run, openPartition)),
+    requests: new StatusPage($("requests"), (status) => showRequests($("requests"), status), traces),
     topics: new Topics($("topics"), context),
     groups: new Groups($("groups"), context),
     transactions: new Transactions($("transactions"), context),
@@ -185,6 +250,7 @@ function open(name, fields = {}, isStep = false) {
   if (tab !== name) pages[tab]?.close?.();
   tab = name;
   for (const button of $("tabs").children) button.setAttribute("aria-selected", String(button.dataset.tab === name));
+  [...$("tabs").children].find((button) => button.dataset.tab === name).scrollIntoView({ block: "nearest", inline: "nearest" });
   for (const id of TABS) $(id === "control" ? "viewer" : id).hidden = name !== id;
   $("live").hidden = !about.is_live || name !== "control";
   document.body.dataset.tab = name;
@@ -224,12 +290,13 @@ themeButton($("theme"), () => viewer.retheme());
 
 about = await (await fetch("api/about")).json();
 setToken(about.token);
-$("title").textContent = about.title;
+$("title").textContent = $("title").title = about.title;
 document.title = `klamm: ${about.title}`;
 $("tabs").hidden = !about.is_live;
 isFollowing = about.is_live;
 if (about.is_live) makePages();
 if (about.has_drill) drill = new Drill(viewer, receive);
 isPlaced = true;
+if (about.is_live) observe();
 open(about.is_live && TABS.includes(address.tab) ? address.tab : "control", address);
 connect();

@@ -2,6 +2,8 @@
 
 import { COLOURS, palette } from "./paint.js";
 
+const CELL = 3; // pixels of a bar, at least
+
 export class Overview {
   constructor(canvas, onView) {
     this.canvas = canvas;
@@ -27,7 +29,7 @@ export class Overview {
   }
 
   retheme() {
-    this._base = null;
+    this._colours = null;
   }
 
   draw(view, time) {
@@ -44,7 +46,7 @@ export class Overview {
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     this._base ||= this._histogram(width, height);
     ctx.clearRect(0, 0, width, height);
-    const colours = palette();
+    const colours = (this._colours ??= palette());
     const x = (at) => ((at - this.start) / (this.end - this.start)) * width;
     for (const [left, top, w, h, colour, alpha] of this._base) {
       ctx.globalAlpha = alpha;
@@ -63,30 +65,30 @@ export class Overview {
   }
 
   _histogram(width, height) {
+    const { run, start, end } = this;
     const shapes = [];
-    const cells = Math.max(20, Math.floor(width / 4));
-    const cell = (at) => Math.max(0, Math.min(cells - 1, Math.floor(((at - this.start) / (this.end - this.start)) * cells)));
-    const counts = new Map();
-    for (const message of this.run.messages) {
-      const key = message.error !== "NONE" ? "refused" : COLOURS[message.type] || "muted";
-      if (!counts.has(key)) counts.set(key, new Float32Array(cells));
-      counts.get(key)[cell(message.start)] += 1;
+    const x = (at) => ((at - start) / (end - start)) * width;
+    const { found, width: span } = run.messageLevels.between(run.messages, start, end, ((end - start) / width) * CELL);
+    const cells = new Map(); // number of a stretch -> colour -> messages
+    for (const { index, way, accepted, refused } of found) {
+      if (!cells.has(index)) cells.set(index, new Map());
+      const counts = cells.get(index);
+      const colour = COLOURS[way.slice(0, way.indexOf(":"))] || "muted";
+      if (accepted) counts.set(colour, (counts.get(colour) || 0) + accepted);
+      if (refused) counts.set("refused", (counts.get("refused") || 0) + refused);
     }
-    const total = new Float32Array(cells);
-    for (const values of counts.values()) values.forEach((value, index) => (total[index] += value));
-    const most = Math.max(4, ...total);
-    const base = new Float32Array(cells);
-    for (const [colour, values] of counts) {
-      values.forEach((value, index) => {
-        if (!value) return;
-        const size = (value / most) * (height - 12);
-        shapes.push([(index * width) / cells, height - 2 - base[index] - size, width / cells - 1, size, colour, 0.8]);
-        base[index] += size;
-      });
+    let most = 4;
+    for (const counts of cells.values()) most = Math.max(most, [...counts.values()].reduce((sum, count) => sum + count, 0));
+    const cell = (span / (end - start)) * width;
+    for (const [index, counts] of cells) {
+      let base = height - 2;
+      for (const [colour, count] of counts) {
+        const size = (count / most) * (height - 12);
+        base -= size;
+        shapes.push([x(index * span), base, cell - 1, size, colour, 0.8]);
+      }
     }
-    for (const fault of this.run.faults) {
-      shapes.push([(cell(fault.at_ms) * width) / cells, 2, 3, 6, fault.name === "restart" ? "leader" : "fault", 1]);
-    }
+    for (const fault of run.faults) shapes.push([x(fault.at_ms), 2, 3, 6, fault.name === "restart" ? "leader" : "fault", 1]);
     return shapes;
   }
 }

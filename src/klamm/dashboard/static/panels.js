@@ -2,6 +2,7 @@
 
 import { fill, h, list, milliseconds } from "./dom.js";
 import { label } from "./chart.js";
+import { DELETED } from "./model.js";
 import { why, describe } from "./why.js";
 
 export function showState(element, run, time, partition) {
@@ -11,7 +12,7 @@ export function showState(element, run, time, partition) {
   fill(element,
     h("p", { class: "facts" },
       controller ? ["controller ", h("b", {}, `broker ${controller.broker}`), `, epoch ${controller.epoch}`] : h("b", { class: "bad" }, "no controller"),
-      partition && truth ? [" · ", h("b", {}, partition), truth.leader < 0 ? " has no leader" : ` led by ${truth.leader}`, `, epoch ${truth.epoch}, ISR ${list(truth.isr)}, version ${truth.version}`] : null),
+      partition && truth ? [" · ", h("b", {}, partition), truth.leader === DELETED ? " is deleted" : truth.leader < 0 ? " has no leader" : ` led by ${truth.leader}`, `, epoch ${truth.epoch}, ISR ${list(truth.isr)}, version ${truth.version}`] : null),
     h("table", {},
       h("thead", {}, h("tr", {}, ["broker", "role", "log end", "HW", "its cache"].map((title) => h("th", {}, title)))),
       h("tbody", {}, rows)));
@@ -21,31 +22,34 @@ function stateRow(run, broker, time, partition, controller) {
   const up = run.up.get(broker)?.at(time)?.state ?? "up";
   const session = run.sessions.get(broker)?.at(time);
   const replica = run.replicas.get(`${broker}/${partition}`)?.at(time);
-  const known = run.known.get(`${broker}/${partition}`)?.at(time);
+  const known = run.knownOf(broker, partition)?.at(time);
   const metadata = run.metadata.get(broker)?.at(time);
+  const behind = run.metadataLag.get(broker)?.at(time)?.size ?? 0;
   const isStale = run.isStale(broker, partition, time);
   const state = up !== "up" ? up : session && !session.isOpen ? "no session" : "";
   const isMissing = (!known || known.epoch === null) && up === "up" && run.truth.get(partition)?.at(time)?.leader >= 0;
-  const cache = isMissing ? "unknown" : !known || known.epoch === null ? "" : known.leader === -2 ? "forgotten" : `leader ${known.leader} e${known.epoch}`;
+  const cache = isMissing ? "unknown" : !known || known.epoch === null ? "" : known.leader === DELETED ? "forgotten" : `leader ${known.leader} e${known.epoch}`;
   return h("tr", { class: up === "down" ? "down" : "" },
     h("td", {}, h("b", {}, broker), controller?.broker === broker ? h("span", { class: "badge term" }, "C") : null, state ? h("span", { class: "badge bad" }, state) : null),
     h("td", {}, replica?.role && replica.role !== "none" ? h("span", { class: `role ${replica.role}` }, `${replica.role} e${replica.epoch}`) : "–"),
     h("td", {}, replica?.logEnd ?? "–"),
     h("td", {}, replica?.highWatermark ?? "–"),
-    h("td", { title: metadata ? `update ${metadata.count}, controller epoch ${metadata.epoch}` : "" }, cache || "–", isStale || isMissing ? h("span", { class: "badge bad" }, "stale") : null));
+    h("td", {}, cache || "–", isStale || isMissing ? h("span", { class: "badge bad" }, "stale") : null,
+      metadata && up === "up" ? h("small", { class: behind ? "bad" : "muted", title: `controller epoch ${metadata.epoch}` }, `update ${metadata.count}, ${behind ? `${behind} behind` : "current"}`) : null));
 }
 
-const SHOWN = { message: messageFacts, event: eventFacts, change: changeFacts, fault: recordFacts, replica: recordFacts, queue: recordFacts, coalesced: recordFacts };
+const SHOWN = { message: messageFacts, event: eventFacts, change: changeFacts, fault: recordFacts, replica: recordFacts, queue: recordFacts, coalesced: recordFacts, session: sessionFacts };
 
 export function titleOf(hit) {
   const { type, item } = hit;
-  if (type === "message") return label(item);
+  if (type === "message") return hit.more ? `${label(item)}, and ${hit.more} more like it` : label(item);
   if (type === "event") return `${item.name} (event ${item.number})`;
   if (type === "change") return describe(item);
+  if (type === "session") return item.isOpen ? `broker ${item.broker} has a session with ZooKeeper` : `broker ${item.broker} has no session with ZooKeeper`;
   if (type === "fault") return item.link ? item.text : `${item.place === "zk" ? "ZooKeeper" : `broker ${item.place}`}: ${item.text}`;
   if (type === "queue") return `${item.title}: ${item.size} waiting`;
-  if (type === "coalesced") return `${item.api} for broker ${item.target} was merged into a waiting request`;
-  return `log end ${item.logEnd}, high watermark ${item.highWatermark}`;
+  if (type === "coalesced") return `${item.api} for broker ${item.target} was merged into a waiting request${hit.more ? `, and ${hit.more} more` : ""}`;
+  return `log end ${item.logEnd}, high watermark ${item.highWatermark ?? "known to the leader"}`;
 }
 
 export function showSelection(element, run, hit, actions) {
@@ -80,7 +84,12 @@ function messageFacts(message, run) {
     ["change", record.change ? `${record.path} ${record.change.replace("_", " ")}` : ""],
     ["operations", record.operations ? operations(record) : ""],
     ["partitions", message.partitions.length ? partitions(message) : ""],
+    ["proposed", message.proposals?.length ? proposals(message) : ""],
   ];
+}
+
+function sessionFacts(session, run) {
+  return [["session", session.id], [session.isOpen ? "since" : "ended", milliseconds(session.at - run.zero)]];
 }
 
 function reason(message) {
@@ -98,6 +107,11 @@ function reason(message) {
 const operations = (record) =>
   h("ul", {}, record.operations.map((it) => h("li", {}, h("i", {}, it.operation), ` ${it.path}`, it.version >= 0 ? ` (version ${it.version})` : "")),
     record.operation_count > record.operations.length ? h("li", {}, `and ${record.operation_count - record.operations.length} more`) : null);
+
+const proposals = (message) =>
+  h("ul", {}, message.proposals.map((it) => h("li", {}, `${it.topic}-${it.partition}: ISR ${list(it.isr)}, leader epoch ${it.leader_epoch}, partition epoch ${it.partition_epoch}`,
+    it.error === "NONE" ? null : h("b", { class: "bad" }, ` ${it.error}`))),
+  message.count > message.proposals.length ? h("li", {}, `and ${message.count - message.proposals.length} more`) : null);
 
 const partitions = (message) =>
   h("ul", {}, message.partitions.map((it) => h("li", {}, `${it.topic}-${it.partition}`, it.leader === -2 ? " is deleted" : `: leader ${it.leader}, epoch ${it.leader_epoch}`)),

@@ -13,6 +13,8 @@ export function bytes(value) {
   return `${(value / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
 }
 
+export const percent = (share) => (share === null || share === undefined ? null : `${Math.round(share * 100)} %`);
+
 export function age(ms) {
   if (ms === null || ms === undefined) return null;
   const s = Math.max(0, ms) / 1000;

@@ -57,7 +57,7 @@ function remember() {
   const isGuided = state.scenario !== null;
   writeAddress({
     ...(isGuided ? { scenario: state.scenario.name, step: state.step + 1 }
-      : { seed: state.seed, brokers: state.brokers, chaos: state.chaos ? 1 : "", late: state.late_messages ? 1 : "", end: state.end_ms, do: state.actions.join(",") }),
+      : { seed: state.seed, brokers: state.brokers, chaos: state.chaos ? 1 : "", late: state.late_messages ? 1 : "", end: state.end_ms, do: state.actions.join(","), sel: viewer.decision }),
     t: Math.round(viewer.time), p: viewer.partition, view: `${Math.round(view.start)}-${Math.round(view.end)}`,
   });
 }
@@ -265,7 +265,10 @@ async function begin() {
   const view = to > from ? { start: from, end: to } : undefined;
   if (scenario) await guide(scenario, (Number(address.step) || 1) - 1);
   else if (!Object.keys(address).length) await guide(scenarios.find((item) => item.name === "death"));
-  else await run({ time: Number(address.t) || 0, view });
+  else {
+    await run({ time: Number(address.t) || 0, view });
+    viewer.selectDecision(address.sel);
+  }
   document.body.dataset.ready = "1";
 }
 

@@ -34,7 +34,7 @@ export class Produce {
     };
     fill(this.root, h("form", { class: "form", on: { submit: send } },
       h("label", {}, h("span", {}, hasKey, "Key"), key),
-      h("label", {}, h("span", {}, "Partition (empty: by key)"), partition),
+      h("label", {}, h("span", {}, "Partition (or by key)"), partition),
       h("label", { class: "long" }, h("span", {}, hasValue, "Value (off: null, a tombstone)"), value),
       h("div", { class: "long" }, this.headers, h("button", { type: "button", on: { click: () => this._header() } }, "Add a header")),
       h("div", { class: "row long" }, h("button", { class: "primary", type: "submit" }, "Produce"), this.result)));

@@ -224,10 +224,31 @@ function part(title, it) {
 function pretty(text) {
   if (!/^\s*[[{]/.test(text)) return null;
   try {
-    return visible(JSON.stringify(JSON.parse(text), null, 2));
+    JSON.parse(text);
   } catch {
     return null;
   }
+  return visible(indented(text));
+}
+
+// JSON in lines, token by token. Values that were parsed would not be those of the record: 9007199254740993 becomes ...992,
+// 1.10 becomes 1.1, and the first of two equal names is lost.
+function indented(text) {
+  const parts = [];
+  let depth = 0;
+  const line = () => parts.push("\n", "  ".repeat(Math.min(depth, 40)));
+  const tokens = text.match(/"(?:[^"\\]+|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g);
+  tokens.forEach((token, index) => {
+    const [isOpening, isClosing] = [token === "{" || token === "[", token === "}" || token === "]"];
+    const isEmpty = isClosing && ["{", "["].includes(tokens[index - 1]);
+    if (isClosing) depth -= 1;
+    if (isClosing && !isEmpty) line();
+    parts.push(token);
+    if (token === ":") parts.push(" ");
+    if (isOpening) depth += 1;
+    if (token === "," || (isOpening && !["}", "]"].includes(tokens[index + 1]))) line();
+  });
+  return parts.join("");
 }
 
 function dump(hex) {

@@ -11,13 +11,13 @@ export function lowerBound(items, at, key = (item) => item.at) {
   return low;
 }
 
-export function upperBound(items, at) {
+export function upperBound(items, at, key = (item) => item.at) {
   // The first entry after a time. Not lowerBound of a little more: beside a date in milliseconds, a little is nothing.
   let low = 0;
   let high = items.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (items[middle].at <= at) low = middle + 1;
+    if (key(items[middle]) <= at) low = middle + 1;
     else high = middle;
   }
   return low;
@@ -28,6 +28,7 @@ export class Series {
   constructor() {
     this.items = [];
     this.largest = 0; // of the sizes, for a chart's scale
+    this._peaks = new Map(); // width of a stretch -> its number -> the largest and the last size in it
   }
 
   push(item) {
@@ -35,6 +36,17 @@ export class Series {
     if (item.size > this.largest) this.largest = item.size;
     if (!items.length || items[items.length - 1].at <= item.at) items.push(item);
     else items.splice(upperBound(items, item.at), 0, item);
+    for (const [width, peaks] of this._peaks) peak(peaks, width, item);
+  }
+
+  count(from, to) {
+    return upperBound(this.items, to) - upperBound(this.items, from);
+  }
+
+  // Forget entries before a time, except the one that holds at that time.
+  forget(before) {
+    this.items.splice(0, Math.max(0, upperBound(this.items, before) - 1));
+    this._peaks.clear();
   }
 
   at(time) {
@@ -46,14 +58,56 @@ export class Series {
     return this.items.length ? this.items[this.items.length - 1] : null;
   }
 
-  *between(from, to, end) {
-    // Segments [start, stop) with their entry, clipped to a window.
-    let index = Math.max(0, upperBound(this.items, from) - 1);
-    for (; index < this.items.length && this.items[index].at <= to; index += 1) {
-      const stop = index + 1 < this.items.length ? this.items[index + 1].at : end;
-      yield [this.items[index], Math.max(this.items[index].at, from), Math.min(stop, to)];
+  *between(from, to, end, least = 0) {
+    // Segments [start, stop) with their entry, clipped to a window. Of entries closer than `least`, the last is yielded.
+    const { items } = this;
+    let index = Math.max(0, upperBound(items, from) - 1);
+    while (index < items.length && items[index].at <= to) {
+      const start = Math.max(items[index].at, from);
+      const next = least ? Math.max(index + 1, upperBound(items, start + least) - 1) : index + 1;
+      yield [items[index], start, Math.min(next < items.length ? items[next].at : end, to)];
+      index = next;
     }
   }
+
+  *peaks(from, to, least) {
+    // Stretches [start, stop) of a window, each at least `least` wide, with the largest size in each.
+    const width = 2 ** Math.ceil(Math.log2(least));
+    let peaks = this._peaks.get(width);
+    if (!peaks) {
+      this._peaks.set(width, (peaks = new Map()));
+      for (const item of this.items) peak(peaks, width, item);
+    }
+    let before = this.at(Math.floor(from / width) * width)?.size ?? 0;
+    for (let index = Math.floor(from / width); index * width <= to; index += 1) {
+      const found = peaks.get(index);
+      yield [Math.max(before, found?.largest ?? 0), index * width, (index + 1) * width];
+      before = found?.last ?? before;
+    }
+  }
+}
+
+function peak(peaks, width, { at, size }) {
+  const index = Math.floor(at / width);
+  const found = peaks.get(index);
+  if (!found) peaks.set(index, { largest: size, last: size, at });
+  else {
+    found.largest = Math.max(found.largest, size);
+    if (at >= found.at) Object.assign(found, { last: size, at });
+  }
+}
+
+// Sort the items that were appended behind a sorted part. Costs the new ones and those that they pass.
+export function settle(items, sorted, key) {
+  if (sorted >= items.length) return;
+  const added = items.splice(sorted).sort((a, b) => key(a) - key(b));
+  const passed = items.splice(upperBound(items, key(added[0]), key));
+  let index = 0;
+  for (const item of added) {
+    while (index < passed.length && key(passed[index]) <= key(item)) items.push(passed[index++]);
+    items.push(item);
+  }
+  while (index < passed.length) items.push(passed[index++]);
 }
 
 export function seriesIn(map, key) {

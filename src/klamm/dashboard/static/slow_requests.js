@@ -18,15 +18,33 @@ const place = (named) => (named.partition < 0 ? named.topic : `${named.topic}-${
 const keyOf = (trace) => `${trace.broker_id}/${trace.at_ms}/${trace.sequence}`;
 
 const list = h("div", { id: "slow-requests" });
-const words = h("input", { type: "search", title: "API, client, topic or error", "aria-label": "Filter traces", on: { input: () => show() } });
-const polls = h("input", { type: "checkbox", on: { change: () => show() } });
+const words = h("input", { type: "search", title: "API, client, topic or error", size: 28, "aria-label": "Filter traces", on: { input: () => changed() } });
+const polls = h("input", { type: "checkbox", on: { change: () => changed() } });
 const section = h("section", {},
   h("h2", {}, "Traced requests, slowest first"),
-  h("p", { class: "hint" }, words, " ", h("label", {}, polls, " with fetches that waited for data")),
+  h("p", { class: "hint" }, h("label", {}, "API, client, topic or error", words), " ", h("label", {}, polls, " with fetches that waited for data")),
   list);
 const opened = new Set();
 let asked = 0;
 let answer = { traces: [], problem: null };
+
+/** The part of the address that belongs to the section: the filter, its checkbox, and the opened traces. */
+export const traces = {
+  onState: () => {},
+  state: () => ({ find: words.value, waited: polls.checked ? 1 : "", open: [...opened].join() }),
+  restore(fields) {
+    words.value = fields.find ?? "";
+    polls.checked = fields.waited === "1";
+    opened.clear();
+    for (const key of (fields.open ?? "").split(",")) if (/^\d+\/\d+\/\d+$/.test(key)) opened.add(key);
+    if (asked) show(); // else the first answer does
+  },
+};
+
+function changed() {
+  show();
+  traces.onState();
+}
 
 /** Return the section. It reads the traces itself, at most every two seconds while it is shown. */
 export function slowRequests() {
@@ -71,7 +89,12 @@ function card(trace) {
     h("p", { class: "hint" }, `${trace.connection_id}, ${trace.listener}, ${trace.plane} plane, processor ${trace.processor}, principal ${trace.principal}, `
       + `correlation id ${trace.correlation_id}; ${trace.queue_size} in the queue and ${trace.control_queue_size} in the control queue before it`),
     waterfall(trace));
-  details.addEventListener("toggle", () => (details.open ? opened.add(key) : opened.delete(key)));
+  details.addEventListener("toggle", () => {
+    if (details.open === opened.has(key)) return; // shown again as it was
+    if (details.open) opened.add(key);
+    else opened.delete(key);
+    traces.onState();
+  });
   return details;
 }
 
@@ -81,7 +104,7 @@ function waterfall(trace) {
   for (const [field, phase, title] of PHASES) {
     const took = trace[field];
     if (took >= 0.0005) rows.push(row(title, phase, start, took, trace.total_ms, ""));
-    if (field === "remote_ms") for (const wait of trace.waits) rows.push(row(`${wait.purgatory} purgatory`, phase, wait.start_ms, wait.duration_ms, trace.total_ms, ended(wait)));
+    if (field === "remote_ms") for (const wait of trace.waits) rows.push(row(`– ${wait.purgatory} purgatory`, phase, wait.start_ms, wait.duration_ms, trace.total_ms, ended(wait)));
     start += took;
   }
   return h("div", { class: "waterfall" }, rows);

@@ -1,13 +1,13 @@
 // The strips below each broker's lane, and the queues at the bottom of the chart.
 
 import { box, clipped } from "./paint.js";
-import { lowerBound } from "./series.js";
+import { lowerBound, upperBound } from "./series.js";
 
 export function drawStrips(chart) {
   const { run, layout, partition } = chart;
   for (const lane of layout.lanes.values()) {
     for (const strip of lane.strips) {
-      const series = strip.kind === "cache" ? run.known.get(`${lane.id}/${partition}`) : run.replicas.get(`${lane.id}/${partition}`);
+      const series = strip.kind === "cache" ? run.knownOf(lane.id, partition) : run.replicas.get(`${lane.id}/${partition}`);
       if (strip.kind === "log") drawLog(chart, strip, series);
       else drawStates(chart, lane, strip, series);
     }
@@ -37,19 +37,34 @@ function drawStates(chart, lane, strip, series) {
   }
 }
 
-function rolePieces(chart, series, end) {
+export function rolePieces(chart, series, end) {
   // Neighbours with equal texts are one piece: log ends change often, roles seldom.
   const pieces = [];
-  for (const [entry, from, to] of series.between(chart.view.start, chart.view.end, end)) {
+  for (const [entry, from, to] of series.between(chart.view.start, chart.view.end, end, chart.stretchMs / 4)) {
     if (entry.role === "none" || !entry.role) continue;
-    const isr = entry.isr ? `  ISR ${entry.isr.join(",")}${entry.pending ? ` → ${entry.pending.join(",")}` : ""}` : "";
-    const text = entry.role === "leader" ? `leader e${entry.epoch}${isr}` : `${entry.role} e${entry.epoch}`;
     const colour = entry.role === "leader" ? chart.colours.leader : entry.role === "follower" ? chart.colours.follower : chart.colours.refused;
-    const last = pieces[pieces.length - 1];
-    if (last && last.text === text && last.to >= from - 0.01) last.to = to;
-    else pieces.push({ from, to, text, colour, strong: entry.role === "leader" });
+    for (const [isr, start, stop] of isrs(chart, entry, from, to)) {
+      const members = isr ? `  ISR ${isr.join(",")}${entry.pending ? ` → ${entry.pending.join(",")}` : ""}` : "";
+      const text = entry.role === "leader" ? `leader e${entry.epoch}${members}` : `${entry.role} e${entry.epoch}`;
+      const last = pieces[pieces.length - 1];
+      if (last && last.text === text && last.to >= start - 0.01) last.to = stop;
+      else pieces.push({ from: start, to: stop, text, colour, strong: entry.role === "leader" });
+    }
   }
   return pieces;
+}
+
+function* isrs(chart, entry, from, to) {
+  // The ISR that the leader itself has reported, or else that of the controller's decisions in the leader's epoch.
+  const truth = entry.role === "leader" && !entry.isr ? chart.run.truth.get(chart.partition) : null;
+  if (!truth || !truth.at(to)) {
+    yield [entry.isr, from, to];
+    return;
+  }
+  if (!truth.at(from)) yield [null, from, Math.min(to, truth.items[0].at)];
+  for (const [decided, start, stop] of truth.between(from, to, to, chart.stretchMs / 4)) {
+    if (start < stop) yield [decided.epoch === entry.epoch ? decided.isr : null, start, stop];
+  }
 }
 
 function cachePieces(chart, lane, series, end) {
@@ -74,7 +89,7 @@ function drawLog(chart, strip, series) {
   const most = Math.max(8, ...run.sortedBrokers().map((broker) => run.replicas.get(`${broker}/${chart.partition}`)?.at(view.end)?.logEnd ?? 0));
   const y = (offset) => strip.top + strip.height - (offset / most) * (strip.height - 2);
   if (!series) return;
-  const pieces = [...series.between(view.start, view.end, Math.max(run.end, view.end))].filter(([entry]) => entry.logEnd !== undefined && entry.role !== "none");
+  const pieces = [...series.between(view.start, view.end, Math.max(run.end, view.end), chart.stretchMs / 2)].filter(([entry]) => entry.logEnd !== undefined && entry.role !== "none");
   for (const [field, colour, alpha] of [["logEnd", colours.follower, 0.3], ["highWatermark", colours.leader, 0.5]]) {
     ctx.fillStyle = colour;
     ctx.globalAlpha = alpha;
@@ -98,27 +113,49 @@ export function drawQueues(chart) {
     if (!series) continue;
     const most = Math.max(4, ...(queue.id === "events" ? [series] : [...run.requestQueues.values()]).map((it) => it.largest));
     ctx.fillStyle = colours.queue;
-    for (const [entry, from, to] of series.between(view.start, view.end, Math.max(run.end, view.end))) {
-      if (!entry.size) continue;
-      const height = (entry.size / most) * (queue.height - 2);
+    ctx.globalAlpha = 0.75;
+    for (const [size, from, to, at] of sizes(chart, series)) {
+      if (!size) continue;
+      const height = (size / most) * (queue.height - 2);
       const x0 = chart.x(from);
       const width = Math.max(1.5, chart.x(to) - x0);
-      ctx.globalAlpha = 0.75;
       ctx.fillRect(x0, queue.top + queue.height - height, width, height);
-      ctx.globalAlpha = 1;
-      chart.hits.push({ kind: "box", x0, y0: queue.top, x1: x0 + width, y1: queue.top + queue.height, type: "queue", item: { ...entry, title: queue.title } });
+      chart.hits.push({ kind: "box", x0, y0: queue.top, x1: x0 + width, y1: queue.top + queue.height, type: "queue", item: { at, size, title: queue.title } });
     }
+    ctx.globalAlpha = 1;
   }
-  const first = lowerBound(run.coalesced, view.start, (it) => it.at_ms);
-  for (let index = first; index < run.coalesced.length && run.coalesced[index].at_ms <= view.end; index += 1) {
-    const record = run.coalesced[index];
-    const queue = layout.queues.find((it) => it.id === record.target);
+  drawCoalesced(chart);
+}
+
+function* sizes(chart, series) {
+  // Every size of the window, or the largest of each stretch if there are more than pixels.
+  const { run, view } = chart;
+  if (series.count(view.start, view.end) > chart.most) {
+    for (const [size, from, to] of series.peaks(view.start, view.end, chart.stretchMs)) yield [size, from, to, from];
+    return;
+  }
+  for (const [entry, from, to] of series.between(view.start, view.end, Math.max(run.end, view.end))) yield [entry.size, from, to, entry.at];
+}
+
+function drawCoalesced(chart) {
+  const { ctx, run, layout, colours } = chart;
+  const places = new Map(layout.queues.map((queue) => [queue.id, queue]));
+  ctx.fillStyle = colours.accent;
+  for (const [record, more] of mergedRequests(chart)) {
+    const queue = places.get(record.target);
     if (!queue) continue;
     const x = chart.x(record.at_ms);
-    ctx.fillStyle = colours.accent;
     ctx.beginPath();
     ctx.arc(x, queue.top + 4, 2.6, 0, 7);
     ctx.fill();
-    chart.hits.push({ kind: "box", x0: x - 4, y0: queue.top, x1: x + 4, y1: queue.top + 9, type: "coalesced", item: record });
+    chart.hits.push({ kind: "box", x0: x - 4, y0: queue.top, x1: x + 4, y1: queue.top + 9, type: "coalesced", item: record, more });
   }
+}
+
+function mergedRequests({ run, view, most, stretchMs }) {
+  const at = (record) => record.at_ms;
+  const first = lowerBound(run.coalesced, view.start, at);
+  const last = upperBound(run.coalesced, view.end, at);
+  if (last - first <= most) return run.coalesced.slice(first, last).map((record) => [record, 0]);
+  return run.coalescedLevels.between(run.coalesced, view.start, view.end, stretchMs).found.map((it) => [it.item, it.accepted - 1]);
 }

@@ -5,10 +5,14 @@ import { fill, h, milliseconds } from "./dom.js";
 import { Overview } from "./overview.js";
 import { showSelection, showState, titleOf } from "./panels.js";
 import { COLOURS, TITLES } from "./paint.js";
+import { lowerBound, upperBound } from "./series.js";
 import { chromeTrace } from "./trace.js";
 
 const MAX_OFFERED = 3_000;
-const RATES = [10, 25, 50, 100, 250, 1000];
+const RATES = [10, 25, 50, 100, 250, 1_000, 10_000, 60_000];
+const BY_NUMBER = new Intl.Collator("en", { numeric: true }).compare; // orders-2 before orders-10
+
+const decisionKey = (change) => `${change.topic}-${change.partition}/${change.leader_epoch}/${change.partition_epoch}/${change.at_ms}`;
 
 export class Viewer {
   constructor(root, { clock, gutter = () => null, onChange = () => {} }) {
@@ -17,6 +21,7 @@ export class Viewer {
     this.onChange = onChange;
     this.run = null;
     this.partition = "";
+    this.isChosen = false; // whether someone has chosen the partition
     this.isPlaying = false;
     this.rate = 100;
     this.bounds = { start: 0, end: 1000 };
@@ -38,10 +43,13 @@ export class Viewer {
     this.picker = h("select", { "aria-label": "Partition", on: { change: () => this.choose(this.picker.value) } });
     this.playButton = h("button", { class: "play", title: "Play or pause (Space)", on: { click: () => this.toggle() } }, "▶ Play");
     this.rateButton = h("select", { "aria-label": "Speed", title: "Milliseconds of the run per second", on: { change: () => (this.rate = Number(this.rateButton.value)) } },
-      RATES.map((rate) => h("option", { value: String(rate), selected: rate === this.rate }, `${rate} ms/s`)));
+      RATES.map((rate) => h("option", { value: String(rate), selected: rate === this.rate }, rate > 1_000 ? `${rate / 1000} s/s` : `${rate} ms/s`)));
     this.now = h("output", { class: "now" });
     const legend = h("div", { class: "legend" }, Object.keys(TITLES).map((type) => h("span", {}, h("i", { class: `swatch ${COLOURS[type]}` }), TITLES[type])),
-      h("span", {}, h("i", { class: "swatch refused" }), "refused"));
+      h("span", {}, h("i", { class: "swatch refused" }), "refused"),
+      h("span", {}, h("i", { class: "swatch decision" }), "decision"),
+      h("span", {}, h("i", { class: "swatch size" }), "queue"),
+      h("span", { title: "A request that was merged with one that waits" }, h("i", { class: "swatch merged" }), "merged"));
     fill(root,
       h("div", { class: "stage" },
         h("div", { class: "chart" }, this.labels, h("div", { class: "plot" }, this.canvas, this.tip)),
@@ -76,7 +84,7 @@ export class Viewer {
     this._gutter();
     if (!keepView) {
       this.chart.view = { ...this.bounds };
-      this.select(null);
+      this._select(null);
     }
     this._draw();
   }
@@ -85,11 +93,13 @@ export class Viewer {
     // The menu of partitions, built again only when there are others.
     if (this._offered === run && this._offeredCount === run.partitions.size) return;
     Object.assign(this, { _offered: run, _offeredCount: run.partitions.size });
-    const names = [...run.partitions].sort();
-    if (!run.partitions.has(this.partition)) this.partition = names.find((name) => !name.startsWith("__")) || names[0] || "";
+    const names = [...run.partitions].sort(BY_NUMBER);
+    const isOwn = this.isChosen || !this.partition.startsWith("__"); // an internal topic is shown until there is another one
+    if (!run.partitions.has(this.partition) || !isOwn) this.partition = names.find((name) => !name.startsWith("__")) || names[0] || "";
     const shown = names.slice(0, MAX_OFFERED);
     if (this.partition && !shown.includes(this.partition)) shown.unshift(this.partition);
-    fill(this.picker, shown.map((name) => h("option", { value: name, selected: name === this.partition }, name)));
+    fill(this.picker, shown.map((name) => h("option", { value: name, selected: name === this.partition }, name)),
+      names.length > shown.length ? h("option", { disabled: true }, `${names.length - shown.length} more: open them from Topics`) : null);
   }
 
   _gutter() {
@@ -105,6 +115,7 @@ export class Viewer {
   }
 
   choose(partition) {
+    this.isChosen = true;
     this.partition = this.chart.partition = partition;
     this.picker.value = partition;
     this.picker.blur(); // so that keys act on the chart again
@@ -178,6 +189,7 @@ export class Viewer {
     if (this.time >= this.bounds.end - 1) this.chart.time = this.bounds.start;
     this.isPlaying = true;
     this.playButton.textContent = "❚❚ Pause";
+    this.onChange(); // a live page no longer follows the newest records
     let before = performance.now();
     const tick = (now) => {
       if (!this.isPlaying) return;
@@ -200,15 +212,33 @@ export class Viewer {
 
   step(direction) {
     this.pause();
-    const times = [...new Set(this.run.records.filter((record) => record.kind !== "replica").map((record) => record.at_ms))];
-    const next = direction > 0 ? times.find((at) => at > this.time + 0.01) : times.findLast((at) => at < this.time - 0.01);
-    this.seek(next ?? (direction > 0 ? this.bounds.end : this.bounds.start));
+    const { records } = this.run;
+    const at = (record) => record.at_ms;
+    let index = direction > 0 ? upperBound(records, this.time + 0.01, at) : lowerBound(records, this.time - 0.01, at) - 1;
+    while (records[index]?.kind === "replica") index += direction;
+    this.seek(records[index]?.at_ms ?? (direction > 0 ? this.bounds.end : this.bounds.start));
   }
 
   select(hit) {
+    this._select(hit);
+    this.onChange();
+  }
+
+  _select(hit) {
     this.chart.selected = hit;
     if (this.run) showSelection(this.selection, this.run, hit, this);
     this.chart.request();
+  }
+
+  get decision() {
+    // The selected decision, for the address.
+    const { type, item } = this.chart.selected ?? {};
+    return type === "change" ? decisionKey(item) : "";
+  }
+
+  selectDecision(key) {
+    const item = key ? this.run.changes.find((change) => decisionKey(change) === key) : null;
+    if (item) this.select({ type: "change", item });
   }
 
   selectRecord(record) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from klamm.security.acl.bindings import (
     AclEntry,
@@ -45,7 +45,7 @@ def decode_acl(data: bytes | None, *, skip_unknown: bool = False) -> Entries:
     """
     if not data:
         return frozenset()
-    content = json.loads(data)
+    content = _from_json(data)
     if not isinstance(content, dict) or content.get("version") != _VERSION or not isinstance(content.get("acls"), list):
         raise ValueError("expected an object with version 1 and a list of acls")
     entries = frozenset(_entry(acl) for acl in content["acls"])
@@ -53,6 +53,16 @@ def decode_acl(data: bytes | None, *, skip_unknown: bool = False) -> Entries:
     if len(known) < len(entries) and not skip_unknown:
         raise ValueError("an acl has an operation that this version does not know")
     return known
+
+
+def _from_json(data: bytes) -> Any:
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("the content is nested too deeply") from None
+    if b"\\u" in data:  # An escape may be half of a surrogate pair, which no message can contain.
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
 def _entry(acl: object) -> AclEntry:
@@ -86,7 +96,7 @@ def decode_acl_change(data: bytes | None, *, is_extended: bool) -> ResourcePatte
         kind, separator, name = text.partition(":")
         resource = ResourcePattern(of_name(ResourceType, kind), name)
     else:
-        notice = json.loads(text)
+        notice = _from_json(text.encode())
         if not isinstance(notice, dict) or not isinstance(notice.get("name"), str):
             raise ValueError("expected an object that names a resource")
         name = notice["name"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from klamm.errors import ConfigError
@@ -41,7 +41,7 @@ class JwtVerifier:
 
         try:
             self._keys = KeySet.import_key_set(json.loads(document))
-        except (JoseError, ValueError, KeyError, TypeError) as error:
+        except (JoseError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"The JWKS cannot be used: {type(error).__name__}.") from None
 
     def verify(self, token: str, now_ms: int) -> VerifiedToken:
@@ -72,13 +72,22 @@ class JwtVerifier:
             raise SaslMisuse("the token is not valid yet")
         if rules.issuer is not None and claims.get("iss") != rules.issuer:
             raise SaslMisuse("the token has another issuer")
-        audience = claims.get("aud", ())
-        if rules.audiences and not set(rules.audiences) & set([audience] if isinstance(audience, str) else audience):
+        if rules.audiences and not any(audience in rules.audiences for audience in _audiences(claims)):
             raise SaslMisuse("the token is for another audience")
         user = claims.get(rules.user_claim)
-        if not isinstance(user, str) or not user.strip():
+        if not isinstance(user, str) or not user.strip() or not _is_text(user):
             raise SaslMisuse(f"the token has no {rules.user_claim}")
         return VerifiedToken(user, int(expires * 1000))
+
+
+def _audiences(claims: Mapping[str, Any]) -> Iterator[str]:
+    found = claims.get("aud")
+    yield from (each for each in (found if isinstance(found, list) else [found]) if isinstance(each, str))
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string of JSON has no half of a surrogate pair, which no message and no log can contain."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _number(claims: Mapping[str, Any], name: str) -> float | None:

@@ -7,6 +7,7 @@ import binascii
 import hmac
 from hashlib import new as new_hash
 from hashlib import pbkdf2_hmac
+from os import urandom
 from typing import Final
 
 from klamm.lazy_dataclass import lazy_dataclass
@@ -17,6 +18,8 @@ MAX_ITERATIONS: Final = 16384
 """Kafka's limits, which protect the clients from a broker's mistake."""
 MIN_SALT_BYTES: Final = 12
 """The library that checks logins refuses shorter ones."""
+SALT_BYTES: Final = 24
+"""The size of a new salt."""
 HASHES: Final = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 
 
@@ -37,6 +40,14 @@ class ScramCredential:
             f"salt={b64(self.salt)},stored_key={b64(self.stored_key)},"
             f"server_key={b64(self.server_key)},iterations={self.iterations}"
         )
+
+
+def decoy_credential(key: str, mechanism: str, username: str) -> ScramCredential:
+    """Return a credential for a name that no user has. Its salt depends on name and key only, as that of a user."""
+    name = HASHES[mechanism]
+    salt = hmac.digest(key.encode(), f"decoy {mechanism} {username}".encode(), "sha256")[:SALT_BYTES]
+    size = new_hash(name).digest_size
+    return ScramCredential(salt, urandom(size), urandom(size), MIN_ITERATIONS)
 
 
 def parse_credential(text: str) -> ScramCredential:

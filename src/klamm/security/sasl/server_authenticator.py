@@ -54,6 +54,8 @@ class SaslSession:
 class SaslServerAuthenticator:
     """`previous` is the session of a connection that authenticates again: user and mechanism must stay the same."""
 
+    __slots__ = ("_mechanism", "_previous", "_server", "_settings", "problem", "session", "state")
+
     def __init__(self, settings: SaslSettings, previous: SaslSession | None = None) -> None:
         self._settings = settings
         self._previous = previous
@@ -74,7 +76,7 @@ class SaslServerAuthenticator:
         if self._previous is not None and self._previous.mechanism != mechanism:
             self.state = SaslState.BAD_MECHANISM
         else:
-            self._mechanism, self._server = mechanism, make()
+            self._server = make()
             self.state = SaslState.AUTHENTICATE if version >= 1 else SaslState.TOKENS
         self._mechanism = mechanism
         return SaslHandshakeResponse(error_code=ErrorCode.NONE, mechanisms=offered)
@@ -89,9 +91,10 @@ class SaslServerAuthenticator:
             return SaslAuthenticateResponse(
                 error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=message, auth_bytes=b""
             )
-        lifetime_ms = self.session.lifetime_ms if self.session is not None else None
+        session = self.session
+        lifetime_ms = 0 if session is None or session.lifetime_ms is None else session.lifetime_ms
         return SaslAuthenticateResponse(
-            error_code=ErrorCode.NONE, error_message=None, auth_bytes=challenge, session_lifetime_ms=lifetime_ms or 0
+            error_code=0, error_message=None, auth_bytes=challenge, session_lifetime_ms=lifetime_ms
         )
 
     def token(self, token: bytes, now_ms: int) -> bytes | None:
@@ -107,16 +110,16 @@ class SaslServerAuthenticator:
         self._fail(problem)
 
     def _step(self, token: bytes, now_ms: int) -> bytes:
-        if self.state is SaslState.BAD_MECHANISM:
-            assert self._previous is not None
+        server = self._server
+        if server is None:
+            assert self.state is SaslState.BAD_MECHANISM and self._previous is not None
             raise SaslRefusal(
                 f"SASL mechanism '{self._mechanism}' requested by client is not supported for re-authentication of "
                 f"mechanism '{self._previous.mechanism}'"
             )
-        assert self._server is not None
-        challenge = self._server.step(token, now_ms)
-        if self._server.is_complete:
-            self._complete(self._server, now_ms)
+        challenge = server.step(token, now_ms)
+        if server.is_complete:
+            self._complete(server, now_ms)
         return challenge
 
     def _complete(self, server: SaslServer, now_ms: int) -> None:
@@ -131,10 +134,10 @@ class SaslServerAuthenticator:
 
     def _lifetime_ms(self, server: SaslServer, now_ms: int) -> int | None:
         limit = self._settings.max_reauth_ms.get(self._mechanism, 0)
-        ends = [limit] if limit > 0 else []
-        if server.expires_at_ms is not None:
-            ends.append(max(0, server.expires_at_ms - now_ms))
-        return min(ends, default=None)
+        if server.expires_at_ms is None:
+            return limit if limit > 0 else None
+        rest = max(0, server.expires_at_ms - now_ms)
+        return min(limit, rest) if limit > 0 else rest
 
     @property
     def _general_refusal(self) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Final, Protocol
 
 from klamm.errors import KlammError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.security.sasl.mechanisms import SCRAM_SHA_256
 from klamm.security.sasl.scram_credential import MIN_ITERATIONS, ScramCredential
 from klamm.security.secret import is_same
+
+if TYPE_CHECKING:
+    from klamm.security.sasl.scram_exchange import ScramExchange
 
 
 class SaslRefusal(KlammError):
@@ -28,7 +32,11 @@ class VerifiedToken:
     expires_at_ms: int
 
 
+_SHOWN: Final = 64
+"""Characters of a user's name that are logged."""
 Credentials = Callable[[str], ScramCredential | None]
+Decoys = Callable[[str], ScramCredential]
+"""Returns a credential for a name that no user has. Nobody knows its password."""
 TokenVerifier = Callable[[str, int], VerifiedToken]
 """Takes a token and the time; raises SaslMisuse."""
 
@@ -74,17 +82,40 @@ class PlainServer:
         return b""
 
 
+@cache
+def _scram_exchange() -> type[ScramExchange]:
+    from klamm.security.sasl.scram_exchange import ScramExchange  # scramp is slow to import, only SCRAM needs it
+
+    return ScramExchange
+
+
 class ScramServer:
-    """RFC 5802, in the library scramp. The broker never learns the password."""
+    """RFC 5802, with the keys of the library scramp. The broker never learns the password.
 
-    def __init__(self, mechanism: str, credentials: Credentials) -> None:
-        from scramp import ScramException, ScramMechanism  # slow to import, and only SCRAM needs it
+    With `decoys`, a name that no user has is challenged like any other, and refused when its proof arrives: otherwise
+    the first answer tells which names exist.
+    """
 
-        self._error = ScramException
+    __slots__ = (
+        "_credentials",
+        "_decoys",
+        "_exchange",
+        "_has_begun",
+        "_problem",
+        "_username",
+        "expires_at_ms",
+        "is_complete",
+        "user",
+    )
+
+    def __init__(self, mechanism: str, credentials: Credentials, decoys: Decoys | None = None) -> None:
         self._credentials = credentials
-        self._exchange = ScramMechanism(mechanism).make_server(self._credential)
+        self._decoys = decoys
+        self._exchange = _scram_exchange()(mechanism, self._credential)
         self._has_begun = False
         self._username = ""
+        self._problem = ""
+        """For the log. It names users that exist only: in other names, people type passwords."""
         self.is_complete = False
         self.user = ""
         self.expires_at_ms: int | None = None
@@ -93,49 +124,47 @@ class ScramServer:
         try:
             text = message.decode()
             answer = self._finish(text) if self._has_begun else self._begin(text)
-        except (self._error, UnicodeDecodeError, ValueError) as error:
-            raise SaslMisuse(f"the SCRAM exchange failed: {type(error).__name__}") from None
+        except ValueError as error:
+            raise SaslMisuse(self._problem or f"the SCRAM exchange failed: {type(error).__name__}") from None
         return answer.encode()
 
     def _begin(self, text: str) -> str:
         self._has_begun = True
-        flag, authorization_id, rest = (*text.split(",", 2), "", "")[:3]
-        self._exchange.set_client_first(f"{flag},,{rest}")
-        if authorization_id and authorization_id.removeprefix("a=") != self._username:
+        authorization_id, first = self._exchange.begin(text)
+        if authorization_id and authorization_id != self._username:
             raise SaslRefusal(
                 "Authentication failed: Client requested an authorization id that is different from username"
             )
-        first: str = self._exchange.get_server_first()
         return first
 
     def _finish(self, text: str) -> str:
-        self._admit_doubled_nonce(text)
-        self._exchange.set_client_final(text)
-        last: str = self._exchange.get_server_final()
+        try:
+            last = self._exchange.finish(text)
+        except ValueError:
+            self._problem = self._problem or f"the password of {self._username[:_SHOWN]!r} is wrong"
+            raise
+        if self._problem:
+            raise ValueError(self._problem)
         self.user, self.is_complete = self._username, True
         return last
 
-    def _admit_doubled_nonce(self, text: str) -> None:
-        """Accept the nonce of librdkafka before 2.6.1, which repeats its own part, as Kafka 3.9 does and 4.0 does not.
-
-        The nonce of this exchange must still be whole, so that nobody can use a proof again.
-        """
-        nonce = self._exchange.nonce
-        own_part = str(nonce).removesuffix(str(self._exchange.s_nonce))
-        if f"r={own_part}{nonce}" in text.split(","):
-            self._exchange.nonce = type(nonce)(f"{own_part}{nonce}")
-
-    def _credential(self, username: str) -> tuple[bytes, bytes, bytes, int] | None:
-        """Scramp asks for the credential of the user whom the client names."""
+    def _credential(self, username: str) -> ScramCredential | None:
+        """Find the credential of the user whom the client names."""
         self._username = username
+        decoy = (
+            None if self._decoys is None else self._decoys(username)
+        )  # for every name, so that it takes the same time
         found = self._credentials(username)
         if found is None or found.iterations < MIN_ITERATIONS:
-            return None
-        return found.salt, found.stored_key, found.server_key, found.iterations
+            self._problem = "no user of that name has a password for this mechanism"
+            return decoy
+        return found
 
 
 class PeerServer(ScramServer):
     """KLAMM-PEER: the user is a broker id, the password the cluster's secret."""
+
+    __slots__ = ()
 
     def __init__(self, credential: ScramCredential) -> None:
         super().__init__(SCRAM_SHA_256, lambda name: credential if _is_broker_id(name) else None)

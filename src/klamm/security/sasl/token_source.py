@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from klamm.errors import ConfigError
@@ -68,14 +68,24 @@ def _from_file(path: Path) -> str:
 
 
 def _from_server(url: str, client_id: str, secret: Secret[str], scope: str | None) -> str:
-    from urllib.request import Request, urlopen  # slow to import
+    from klamm.security.http_document import DocumentError, read_document  # slow to import
 
     form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
     basic = base64.b64encode(f"{client_id}:{secret.reveal()}".encode()).decode()
-    request = Request(url, urlencode(form).encode(), {"Authorization": f"Basic {basic}"})
+    headers = {"Authorization": f"Basic {basic}"}
     try:
-        with urlopen(request, timeout=_TIMEOUT_S) as answer:
-            document: Any = json.loads(answer.read(_LARGEST_ANSWER))
-        return str(document["access_token"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        document = read_document(
+            url, timeout_s=_TIMEOUT_S, largest=_LARGEST_ANSWER, form=urlencode(form).encode(), headers=headers
+        )
+        return _access_token(json.loads(document))
+    except DocumentError as error:
+        raise SaslFailure(f"The authorization server gave no token: {error}.") from None
+    except (ValueError, RecursionError) as error:
         raise SaslFailure(f"The authorization server gave no token: {type(error).__name__}.") from None
+
+
+def _access_token(document: object) -> str:
+    token = document.get("access_token") if isinstance(document, dict) else None
+    if not isinstance(token, str) or not token.strip() or not token.isascii() or not token.isprintable():
+        raise SaslFailure("The authorization server gave no token: its answer has no access_token.")
+    return token.strip()

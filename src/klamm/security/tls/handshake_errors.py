@@ -1,4 +1,4 @@
-"""Keeps TLS handshakes that a peer breaks off out of the log of errors.
+"""Explains why TLS handshakes fail, and keeps those that a peer breaks off out of the log of errors.
 
 aiofastnet 1.2 reports a peer that hangs up in its handshake to the loop's exception handler, and passes a class where
 an exception belongs, which the logging module cannot print. The caller of the handshake receives the error in any case.
@@ -9,9 +9,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 log = logging.getLogger(__name__)
+
+_NO_TLS: Final = "the peer does not use TLS. Compare its security.protocol with this listener"
+_DISTRUST: Final = (
+    "the peer refuses the certificate of this broker. Compare its ssl.truststore.location, and the name that it uses, "
+    "with the certificate"
+)
+_EXPLANATIONS: Final = (
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
+    ("HTTP_REQUEST", _NO_TLS),
+    ("PACKET_LENGTH_TOO_LONG", _NO_TLS),
+    ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "the peer has no certificate, and ssl.client.auth is required"),
+    ("CERTIFICATE_VERIFY_FAILED", "ssl.truststore.location does not accept the peer's certificate"),
+    ("ALERT_UNKNOWN_CA", _DISTRUST),
+    ("ALERT_BAD_CERTIFICATE", _DISTRUST),
+    ("ALERT_CERTIFICATE", _DISTRUST),
+    ("NO_SHARED_CIPHER", "the peer has none of the broker's cipher suites. Compare ssl.cipher.suites"),
+    ("UNSUPPORTED_PROTOCOL", "the peer has none of the broker's TLS versions. Compare ssl.enabled.protocols"),
+    ("ALERT_PROTOCOL_VERSION", "the peer has none of the broker's TLS versions. Compare ssl.enabled.protocols"),
+)
+
+
+def explained(error: OSError) -> str:
+    """Return why a handshake failed, in words, followed by OpenSSL's own."""
+    text = str(error).strip()
+    if not text:
+        return "the peer closed the connection"
+    meaning = next((meaning for sign, meaning in _EXPLANATIONS if sign in text.upper()), None)
+    return text if meaning is None else f"{meaning} ({text})"
+
 
 Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 

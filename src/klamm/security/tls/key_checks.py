@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 
-def check_trusted(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+def check_trusted(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
     """Shake hands in memory. Raises ConfigError if the broker would not trust its own certificate.
 
-    The host name is not checked: it depends on the address by which another broker connects.
+    `host` is the name in advertised.listeners, by which the controller and other brokers connect.
     """
-    checks_hostname, client.check_hostname = client.check_hostname, False
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [
-        client.wrap_bio(to_client, to_server, server_side=False),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
-    client.check_hostname = checks_hostname
+    try:
+        connecting = client.wrap_bio(to_client, to_server, server_side=False, server_hostname=host)
+    except ValueError:  # The client looks at the name before the handshake.
+        raise ConfigError(
+            f"no broker can connect to {host!r}, the name in advertised.listeners: it is not a host."
+        ) from None
+    sides = [connecting, server.wrap_bio(to_server, to_client, server_side=True)]
     try:
         for _ in range(10):
             sides = [side for side in sides if not _advance(side)]
@@ -31,11 +32,25 @@ def check_trusted(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
                 return
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", None) or error.reason or "unknown reason"
-        raise ConfigError(
-            f"its own truststore does not accept its certificate ({reason}), so brokers could not connect to each "
-            "other: add the certificate that signs brokers to ssl.truststore.location."
-        ) from None
+        raise ConfigError(_unusable(str(reason), host)) from None
     raise ConfigError("the TLS handshake of this broker with itself does not end.")
+
+
+def _unusable(reason: str, host: str) -> str:
+    if "mismatch" in reason:
+        return (
+            f"its certificate is not for {host}, the name in advertised.listeners by which brokers connect to each "
+            "other: issue one that has this name (klamm tls issue --broker --host NAME), or advertise another."
+        )
+    if "expired" in reason:
+        return (
+            "its certificate has expired, so brokers could not connect to each other: issue a new one "
+            "(klamm tls issue --broker)."
+        )
+    return (
+        f"its own truststore does not accept its certificate ({reason}), so brokers could not connect to each "
+        "other: add the certificate that signs brokers to ssl.truststore.location."
+    )
 
 
 def _advance(side: ssl.SSLObject) -> bool:

@@ -77,7 +77,10 @@ class PrincipalMapper:
 
 
 def distinguished_name(certificate_der: bytes) -> str:
-    """Return the subject of a certificate as Java writes it: RFC 2253, the last attribute first."""
-    from cryptography.x509 import load_der_x509_certificate
+    """Return the subject of a certificate as Java writes it: RFC 2253, the last attribute first. Raises ValueError."""
+    from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
-    return load_der_x509_certificate(certificate_der).subject.rfc4514_string()
+    try:
+        return load_der_x509_certificate(certificate_der).subject.rfc4514_string()
+    except InvalidVersion as error:  # not a ValueError
+        raise ValueError(str(error)) from None

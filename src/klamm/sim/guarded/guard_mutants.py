@@ -1,4 +1,7 @@
-"""Missing checks of authorization: each must be caught by guarded runs of level 2."""
+"""Missing checks of authorization and of brokers' proofs: each must be caught by runs of level 2.
+
+`GUARD_MUTANTS` belong to runs with an authorizer, `PROOF_MUTANTS` to those whose brokers prove themselves instead.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,149 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     "produce_is_not_checked": _unguarded("produce", "guard=_Guard()"),
     "list_offsets_is_not_checked": _unguarded("list_offsets"),
     "offset_commit_is_not_checked": _unguarded("offset_commit"),
+    "epochs_are_shown_to_anyone": _unguarded("offset_for_leader_epoch", "guard=_Guard()"),
+    "fetch_is_not_checked": Mutant(
+        _A + "fetch",
+        "name is None or may_read(name)",
+        "True",
+        2,
+    ),
+    "delete_records_is_not_checked": _unguarded("delete_records"),
+    "offset_fetch_is_not_checked": Mutant(
+        _A + "offset_fetch",
+        "if broker.acls is not None and not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.GROUP, group_id):",
+        "if False:",
+        2,
+    ),
+    "join_group_is_not_checked": _unguarded("join_group"),
+    "leave_group_is_not_checked": _unguarded("leave_group"),
+    "delete_groups_is_not_checked": _unguarded("delete_groups"),
+    "init_producer_id_is_not_checked": _unguarded("init_producer_id"),
+    "end_txn_is_not_checked": _unguarded("end_txn"),
+    "txn_offset_commit_is_not_checked": _unguarded("txn_offset_commit"),
+    "reassignments_of_anyone": _unguarded("alter_partition_reassignments"),
+    "elections_of_anyone": _unguarded("elect_leaders"),
+    "entries_of_anyone": _unguarded("create_acls"),
+    "users_of_anyone": _unguarded("alter_user_scram_credentials"),
     "metadata_is_not_hidden": Mutant(
         _A + "metadata",
         "        if not may(self._broker, self._ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name):\n",
         "        if False:\n",
         2,
+    ),
+    "create_topics_is_not_checked": Mutant(
+        _A + "create_topics", "    if not may_create(topic.name):\n", "    if False:\n", 1
+    ),
+    "delete_topics_is_not_checked": Mutant(
+        _A + "delete_topics",
+        "    if may(broker, ctx, AclOperation.DELETE, ResourceType.TOPIC, name):\n",
+        "    if True:\n",
+        1,
+    ),
+    "create_partitions_is_not_checked": _unguarded("create_partitions", seeds=1),
+    "configs_of_topics_are_not_checked": Mutant(
+        _A + "config_resources",
+        "        if not may(broker, ctx, operation, AclResourceType.TOPIC, resource.name):\n",
+        "        if False:\n",
+        1,
+    ),
+    "configs_of_brokers_are_not_checked": Mutant(
+        _A + "config_resources", "    elif not may_on_cluster(broker, ctx, operation):\n", "    elif False:\n", 1
+    ),
+    "describe_configs_is_not_checked": Mutant(
+        _A + "describe_configs",
+        "        check_access(broker, ctx, key_of(resource), AclOperation.DESCRIBE_CONFIGS)\n",
+        "",
+        1,
+    ),
+    "alter_configs_is_not_checked": Mutant(
+        _A + "alter_configs", "        check_access(broker, ctx, key_of(resource), AclOperation.ALTER_CONFIGS)\n", "", 1
+    ),
+    "incremental_alter_configs_is_not_checked": Mutant(
+        _A + "incremental_alter_configs", "        check_access(broker, ctx, key, AclOperation.ALTER_CONFIGS)\n", "", 1
+    ),
+    "sync_group_is_not_checked": _unguarded("sync_group", seeds=1),
+    "heartbeat_is_not_checked": _unguarded("heartbeat", seeds=1),
+    "find_coordinator_is_not_checked": Mutant(
+        _A + "find_coordinator",
+        "    if kind is not None and not may(broker, ctx, AclOperation.DESCRIBE, kind, key):\n",
+        "    if False:\n",
+        1,
+    ),
+    "describe_groups_is_not_checked": _unguarded("describe_groups", seeds=1),
+    "offset_delete_is_not_checked": _unguarded("offset_delete", seeds=1),
+    "add_offsets_to_txn_is_not_checked": _unguarded("add_offsets_to_txn", seeds=1),
+    "describe_transactions_is_not_checked": Mutant(
+        _A + "describe_transactions",
+        "    if not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):\n",
+        "    if False:\n",
+        1,
+    ),
+    "entries_are_deleted_by_anyone": _unguarded("delete_acls", seeds=1),
+    "entries_are_shown_to_anyone": _unguarded("describe_acls", seeds=1),
+    "quotas_of_anyone": _unguarded("alter_client_quotas", seeds=1),
+    "log_dirs_are_shown_to_anyone": _unguarded("describe_log_dirs", seeds=1),
+    "users_are_shown_to_anyone": _unguarded("describe_user_scram_credentials", seeds=1),
+    "quotas_are_shown_to_anyone": _unguarded("describe_client_quotas", seeds=1),
+    "reassignments_are_shown_to_anyone": _unguarded("list_partition_reassignments", seeds=1),
+    "log_dirs_are_changed_by_anyone": _unguarded("alter_replica_log_dirs", seeds=1),
+    "producers_are_shown_to_anyone": Mutant(
+        _A + "describe_producers",
+        "    if not may(broker, ctx, AclOperation.READ, ResourceType.TOPIC, topic):\n",
+        "    if False:\n",
+        1,
+    ),
+    "all_groups_are_listed": Mutant(
+        _A + "list_groups",
+        "    if not may_on_cluster(broker, ctx, AclOperation.DESCRIBE, is_probe=True):\n",
+        "    if False:\n",
+        1,
+    ),
+    "ids_disclose_names": Mutant(
+        _A + "delete_topics",
+        "    if asked.by_id and not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name):\n",
+        "    if False:\n",
+        1,
+    ),
+    "all_topics_are_listed": Mutant(
+        _A + "metadata",
+        "        if may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, state.name, is_probe=True):\n",
+        "        if True:\n",
+        1,
+    ),
+    "offsets_of_hidden_topics_are_shown": Mutant(
+        _A + "offset_fetch",
+        "part if broker.acls is None else [tp for tp in part if may_describe(tp.topic)]",
+        "part",
+        1,
+    ),
+    "produce_with_any_transactional_id": Mutant(
+        _A + "produce",
+        "and not may(broker, ctx, _WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)",
+        "and False",
+        1,
+    ),
+    "prefixes_are_ignored": Mutant(
+        "klamm.security.acl.rules", "        for length in self.lengths:\n", "        for length in ():\n", 1
+    ),
+    "wildcards_are_ignored": Mutant(
+        "klamm.security.acl.rules",
+        "        if (rules := literal.get(WILDCARD)) is not None:\n",
+        "        if (rules := literal.get(WILDCARD)) is not None and name == WILDCARD:\n",
+        1,
+    ),
+    "nothing_is_implied": Mutant("klamm.security.acl.rules", "_IMPLIED_BY.get(operation, ())", "()", 1),
+    "denials_imply_others": Mutant(
+        "klamm.security.acl.rules",
+        "not denied & _DENIED_BY[operation]",
+        "not denied & _ALLOWED_BY[operation]",
+        1,
+    ),
+    "everyone_is_a_super_user": Mutant(
+        "klamm.security.acl.authorizer", "if principal in self.super_users:", "if True:", 1
+    ),
+    "super_users_are_ignored": Mutant(
+        "klamm.security.acl.authorizer", "if principal in self.super_users:", "if False:", 1
     ),
     "denials_are_ignored": Mutant(
         "klamm.security.acl.rules", "return not denied & _DENIED_BY[operation] and bool(", "return bool(", 2
@@ -61,4 +202,34 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     "notices_are_ignored": Mutant(
         "klamm.acl_changes", "        self._is_dirty = True\n        self._wake()\n", "        pass\n", 2
     ),
+}
+
+
+def _anonymous(module: str, sender: str) -> Mutant:
+    """The request does not have to name the broker that sends it."""
+    return Mutant(_A + module, f"sender=lambda req: req.{sender}", "sender=lambda req: None", 1)
+
+
+PROOF_MUTANTS: Final[dict[str, Mutant]] = {
+    "leader_and_isr_without_proof": _unguarded("leader_and_isr", seeds=1),
+    "update_metadata_without_proof": _unguarded("update_metadata", seeds=1),
+    "stop_replica_without_proof": _unguarded("stop_replica", seeds=1),
+    "controlled_shutdown_without_proof": _unguarded("controlled_shutdown", seeds=1),
+    "allocate_producer_ids_without_proof": _unguarded("allocate_producer_ids", seeds=1),
+    "alter_partition_without_proof": _unguarded("alter_partition", seeds=1),
+    "txn_markers_without_proof": _unguarded("write_txn_markers", "guard=_Guard()", seeds=1),
+    "add_partitions_to_txn_without_proof": _unguarded("add_partitions_to_txn", seeds=1),
+    "epochs_without_proof": _unguarded("offset_for_leader_epoch", "guard=_Guard()", seeds=1),
+    "follower_fetch_without_proof": _unguarded("fetch", "guard=_FollowerGuard()", seeds=1),
+    "a_broker_speaks_for_any": Mutant(
+        _A + "access", "return peer is not None and sender in (None, peer)", "return peer is not None", 1
+    ),
+    "any_broker_is_the_controller": _anonymous("leader_and_isr", "controller_id"),
+    "any_broker_sends_metadata": _anonymous("update_metadata", "controller_id"),
+    "any_broker_stops_replicas": _anonymous("stop_replica", "controller_id"),
+    "a_broker_shuts_down_another": _anonymous("controlled_shutdown", "broker_id"),
+    "a_broker_takes_producer_ids_of_another": _anonymous("allocate_producer_ids", "broker_id"),
+    "a_broker_changes_the_isr_of_another": _anonymous("alter_partition", "broker_id"),
+    "a_broker_asks_as_another_follower": _anonymous("offset_for_leader_epoch", "replica_id"),
+    "a_broker_fetches_as_another": Mutant(_A + "fetch", "is_peer(broker, ctx, replica_id)", "is_peer(broker, ctx)", 1),
 }

@@ -1,7 +1,7 @@
 """The scenario of level 2 with an authorizer.
 
-Without logins, hosts tell senders apart: brokers may do what brokers do, the intruder may do nothing, and a client that
-is denied during the run is refused by every broker from then on.
+Hosts tell senders apart: brokers may do what brokers do, the intruder may do nothing, and a client that is denied
+during the run is refused by every broker from then on. A super user, who logs in from the intruder's host, is served.
 """
 
 from __future__ import annotations
@@ -20,21 +20,30 @@ from klamm.security.acl.bindings import (
     WILDCARD,
     AclEntry,
     AclOperation,
+    PatternType,
     Permission,
     ResourcePattern,
     ResourceType,
 )
+from klamm.security.client_security import ClientSecurity
+from klamm.security.sasl.client_mechanisms import SaslCredentials
+from klamm.security.sasl.mechanisms import PLAIN
+from klamm.security.secret import Secret
 from klamm.sim.checkers import require
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster
 from klamm.sim.cluster_runner import GROUP, Scenario
-from klamm.sim.guarded import intruder
+from klamm.sim.guarded import intruder, more_attempts
 from klamm.sim.guarded.intruder import Intruder
 from klamm.zk.client.batches import levels_of
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Create, SetData
 
 LATE: Final = "latecomer"
+ROOT: Final = "root"
+"""The super user: the only client that logs in."""
+_PASSWORD: Final = "of-root"
+SASL_PORT: Final = 9093
 _OF_OPERATORS: Final = (
     AclOperation.CREATE,
     AclOperation.ALTER,
@@ -48,7 +57,16 @@ _OF_OPERATORS: Final = (
 class GuardedScenario(Scenario):
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster)
-        cluster.settings |= {"authorizer.class.name": ACL_AUTHORIZER, "allow.everyone.if.no.acl.found": True}
+        cluster.settings |= {
+            "authorizer.class.name": ACL_AUTHORIZER,
+            "allow.everyone.if.no.acl.found": True,
+            "super.users": f"User:{ROOT}",
+            "sasl.enabled.mechanisms": PLAIN,
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+                f'PlainLoginModule required user_{ROOT}="{_PASSWORD}";'
+            ),
+        }
+        cluster.listeners["SASL_PLAINTEXT"] = SASL_PORT
         self._write_entries()
         self._intruder = Intruder(cluster, GROUP)
 
@@ -59,12 +77,19 @@ class GuardedScenario(Scenario):
             ResourcePattern(ResourceType.CLUSTER, CLUSTER_NAME): [
                 *brokers,
                 *operators,
-                _denied(intruder.HOST, AclOperation.ALTER),
-            ]
+                *(_denied(intruder.HOST, operation) for operation in _OF_OPERATORS),
+            ],
+            ResourcePattern(ResourceType.TOPIC, more_attempts.HIDDEN_PREFIX, PatternType.PREFIXED): _open(),
+            ResourcePattern(ResourceType.TOPIC, more_attempts.SHOWN): [
+                _entry(AclOperation.READ),
+                _denied(intruder.HOST, AclOperation.WRITE),
+            ],
+            ResourcePattern(ResourceType.TRANSACTIONAL_ID, WILDCARD): _open(),
         }
         for name in self._topics:
             entries[ResourcePattern(ResourceType.TOPIC, name)] = _open()
         entries[ResourcePattern(ResourceType.GROUP, GROUP)] = _open()
+        entries[ResourcePattern(ResourceType.TRANSACTIONAL_ID, intruder.TRANSACTIONAL_ID)] = _open()
         made = [Create(path) for path in levels_of(PERSISTENT_PATHS)]
         made += [Create(path_of(resource), stored.encode_acl(found)) for resource, found in entries.items()]
         require(self._cluster.zookeeper.operate(*made), "the entries could not be written")
@@ -74,8 +99,22 @@ class GuardedScenario(Scenario):
         cluster = self._cluster
         process = cluster.client_process(intruder.HOST)
         await self._while_watching(cluster.loop.spawn(process, self._intruder.try_everything()))
+        await self._serve_super_user()
         await self._deny_latecomer()
         self._clients.append(cluster.loop.spawn(process, self._intruder.run()))
+
+    async def _serve_super_user(self) -> None:
+        """A super user may do everything, even where entries deny it to the host of the intruder."""
+        cluster = self._cluster
+        security = ClientSecurity(sasl=SaslCredentials(PLAIN, ROOT, Secret(_PASSWORD)))
+        addresses = {node.id: (node.host, SASL_PORT) for node in cluster.nodes.values()}
+        client = Client(ROOT, addresses, Random(cluster.seed), security)
+        process = cluster.client_process(intruder.HOST)
+        for broker_id in cluster.nodes:
+            task = cluster.loop.spawn(process, _asks(client, broker_id, self._tps[0].topic))
+            await self._while_watching(task)
+            require(task.result() == ErrorCode.NONE, f"broker {broker_id} refuses a super user")
+        cluster.counts["served super users"] += 1
 
     async def _deny_latecomer(self) -> None:
         """A client is served until an entry denies it. The brokers learn of the entry from its notice alone."""

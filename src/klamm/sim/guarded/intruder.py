@@ -1,28 +1,32 @@
 """The intruder: a client that knows everything and may do nothing.
 
-Its requests would take effect if they were accepted: they carry the right epochs, offsets and ids. Each of them must be
-refused with an authorization error, at any moment of a run.
+Each of its requests must be refused with an authorization error, at any moment of a run.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
-from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnTopic,
-    AddPartitionsToTxnTransaction,
+from klamm.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
 )
-from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest
-from klamm.protocol.messages.alter_partition import AlterPartitionRequest
-from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
-from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from klamm.protocol.messages.leader_and_isr import LeaderAndIsrRequest
+from klamm.protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+)
+from klamm.protocol.messages.create_acls import AclCreation, CreateAclsRequest
+from klamm.protocol.messages.delete_groups import DeleteGroupsRequest
+from klamm.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from klamm.protocol.messages.end_txn import EndTxnRequest
+from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
+from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from klamm.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from klamm.protocol.messages.offset_commit import (
@@ -30,150 +34,81 @@ from klamm.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from klamm.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from klamm.protocol.messages.stop_replica import (
-    StopReplicaPartitionState,
-    StopReplicaRequest,
-    StopReplicaTopicState,
-)
-from klamm.protocol.messages.update_metadata import UpdateMetadataRequest
-from klamm.protocol.messages.write_txn_markers import (
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
+from klamm.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
 )
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.protocol.wire import Message
-from klamm.sim.checkers import Violation
-from klamm.sim.clients import Client
+from klamm.security.acl.bindings import AclOperation, PatternType, Permission, ResourceType
 from klamm.sim.cluster import SimCluster, SimNode
-from klamm.zk.model import paths
-from klamm.zk.model.znodes import decode_controller_epoch
+from klamm.sim.guarded import attempts, more_attempts, views
+from klamm.sim.guarded.attempts import Attempt, RefusedClient, of_cluster
 
 HOST: Final = "mallory"
+TRANSACTIONAL_ID: Final = "payments"
 _TOPIC: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _GROUP: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED
 _CLUSTER: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+_ID: Final = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 _FAR: Final = 1 << 40
 
 
-class Attempt(NamedTuple):
-    """A request, its version, where its response has the error, and the error that it must have."""
-
-    request: Message
-    version: int
-    read: Callable[[Any], int]
-    expected: ErrorCode
-
-
-class Intruder:
+class Intruder(RefusedClient):
     def __init__(self, cluster: SimCluster, group: str) -> None:
-        self._cluster = cluster
+        super().__init__(HOST, cluster)
         self._group = group
-        self._rng = Random(cluster.rng.getrandbits(64))
-        self._client = Client(HOST, cluster.addresses, self._rng)
+
+    def attempts(self, node: SimNode, tp: TopicPartition) -> Iterator[Attempt]:
+        assert node.broker is not None
+        yield from attempts.as_controller(self._cluster, node, tp, node.broker.metadata.controller_id or 0)
+        yield from attempts.as_broker(self._cluster, node.id)
+        follower = self._rng.choice([other for other in self._cluster.nodes if other != node.id] or [node.id])
+        for sender in (follower, -1):
+            yield Attempt(attempts.fetch(node, tp, sender), 12, _of_partition("responses"), _TOPIC)
+        yield attempts.epoch_ends(tp, follower, _TOPIC)
+        yield attempts.commit_marker(tp)
+        yield attempts.partitions_of_transaction(tp, TRANSACTIONAL_ID)
+        yield from self._of_topics(tp)
+        yield from self._of_groups(tp)
+        yield from _of_transactions(tp, self._group)
+        yield from _of_operators(tp, node.id)
 
     async def try_everything(self) -> None:
-        """Every request, once, at a broker that answers."""
-        for tp in self._cluster.partitions[:1]:
-            for node in [node for node in self._cluster.nodes.values() if node.broker is not None][:1]:
-                for attempt in list(self._attempts(node, tp)):
-                    await self._send(node, attempt)
+        await super().try_everything()
+        controller = await self._controller()
+        for attempt in more_attempts.once(self._cluster.partitions[0], self._group, TRANSACTIONAL_ID, controller.id):
+            await self._send(controller, attempt)
+        for attempt in views.once(self._cluster.partitions[0], TRANSACTIONAL_ID):
+            await self._send(controller, attempt)
+        for node in self._cluster.nodes.values():
+            await self._send(node, views.offsets(self._cluster.partitions[0]))
+        assert controller.broker is not None
+        topic_id = controller.broker.metadata.topic_id(self._cluster.partitions[0].topic)
+        await self._send(controller, views.deleted_by_id(topic_id))
+        await self._send(await self._coordinator(), views.groups(self._group))
 
-    async def run(self) -> None:
-        """Some request every now and then, as long as the cluster runs."""
+    async def _coordinator(self) -> SimNode:
+        """The broker that lists the group, as soon as one does."""
         while True:
+            for node in self._cluster.nodes.values():
+                known = [] if node.broker is None else node.broker.groups.list_groups(set(), set())[1]
+                if any(overview.group_id == self._group for overview in known):
+                    return node
             await self._client.rest()
-            node = self._rng.choice(list(self._cluster.nodes.values()))
-            tp = self._rng.choice(self._cluster.partitions)
-            if node.broker is None:
-                continue
-            attempt = self._rng.choice(list(self._attempts(node, tp)))
-            with contextlib.suppress(OSError):
-                await self._send(node, attempt)
 
-    async def _send(self, node: SimNode, attempt: Attempt) -> None:
-        response = await self._client.ask(node.id, attempt.request, attempt.version)
-        error = ErrorCode(attempt.read(response))
-        name = type(attempt.request).__name__
-        if error != attempt.expected:
-            raise Violation(f"broker {node.id} answered the intruder's {name} with {error.name}")
-        self._cluster.counts[f"refused {name.removesuffix('Request')}"] += 1
+    async def _controller(self) -> SimNode:
+        """The broker that decides on topics. Others refer to it before they look at rights."""
+        while True:
+            for node in self._cluster.nodes.values():
+                if node.broker is not None and node.broker.metadata.controller_id == node.id:
+                    return node
+            await self._client.rest()
 
-    def _attempts(self, node: SimNode, tp: TopicPartition) -> Iterator[Attempt]:
-        yield from self._as_controller(node, tp)
-        yield from self._as_broker(node, tp)
-        yield from self._as_client(tp)
-
-    def _as_controller(self, node: SimNode, tp: TopicPartition) -> Iterator[Attempt]:
-        broker = node.broker
-        znode = self._cluster.zookeeper.tree.nodes.get(paths.CONTROLLER_EPOCH)
-        assert broker is not None
-        head: dict[str, Any] = {
-            "controller_id": broker.metadata.controller_id,
-            "controller_epoch": 0 if znode is None else decode_controller_epoch(znode.data),
-            "broker_epoch": broker.broker_epoch,
-        }
-        yield _of_cluster(LeaderAndIsrRequest(**head, live_leaders=(), topic_states=()), 5)
-        yield _of_cluster(UpdateMetadataRequest(**head, live_brokers=(), topic_states=()), 7)
-        stopped = StopReplicaPartitionState(partition_index=tp.partition, leader_epoch=1 << 30, delete_partition=True)
-        topic = StopReplicaTopicState(topic_name=tp.topic, partition_states=[stopped])
-        yield _of_cluster(StopReplicaRequest(**head, topic_states=[topic]), 3)
-
-    def _as_broker(self, node: SimNode, tp: TopicPartition) -> Iterator[Attempt]:
-        broker = node.broker
-        assert broker is not None
-        own: dict[str, Any] = {"broker_id": node.id, "broker_epoch": broker.broker_epoch}
-        yield _of_cluster(ControlledShutdownRequest(**own), 3)
-        yield _of_cluster(AllocateProducerIdsRequest(**own), 0)
-        yield _of_cluster(AlterPartitionRequest(**own, topics=()), 2)
-        hosted = broker.replicas.partitions.get(tp)
-        end = hosted.log.log_end_offset if hosted is not None and hosted.log is not None else 0
-        follower = self._rng.choice([other for other in self._cluster.nodes if other != node.id] or [node.id])
-        fetched = FetchPartition(
-            partition=tp.partition,
-            current_leader_epoch=-1 if hosted is None else hosted.leader_epoch,
-            fetch_offset=end,
-            partition_max_bytes=1_000,
-        )
-        yield Attempt(
-            FetchRequest(
-                replica_id=follower,
-                max_wait_ms=0,
-                min_bytes=0,
-                max_bytes=1_000,
-                session_epoch=-1,
-                topics=[FetchTopic(topic=tp.topic, partitions=[fetched])],
-            ),
-            12,
-            lambda response: response.responses[0].partitions[0].error_code,
-            _TOPIC,
-        )
-        marker = WritableTxnMarker(
-            producer_id=1,
-            producer_epoch=0,
-            transaction_result=True,
-            topics=[WritableTxnMarkerTopic(name=tp.topic, partition_indexes=[tp.partition])],
-            coordinator_epoch=0,
-        )
-        yield Attempt(
-            WriteTxnMarkersRequest(markers=[marker]),
-            1,
-            lambda response: response.markers[0].topics[0].partitions[0].error_code,
-            _CLUSTER,
-        )
-        transaction = AddPartitionsToTxnTransaction(
-            transactional_id="x",
-            producer_id=1,
-            producer_epoch=0,
-            verify_only=False,
-            topics=[AddPartitionsToTxnTopic(name=tp.topic, partitions=[tp.partition])],
-        )
-        yield _of_cluster(AddPartitionsToTxnRequest(transactions=[transaction]), 4)
-
-    def _as_client(self, tp: TopicPartition) -> Iterator[Attempt]:
-        batch = build_batch([Record(timestamp=0, value=b"forged")])
-        data = PartitionProduceData(index=tp.partition, records=batch)
+    def _of_topics(self, tp: TopicPartition) -> Iterator[Attempt]:
+        data = PartitionProduceData(index=tp.partition, records=build_batch([Record(timestamp=0, value=b"forged")]))
         yield Attempt(
             ProduceRequest(
                 transactional_id=None,
@@ -186,13 +121,9 @@ class Intruder:
             _TOPIC,
         )
         asked = ListOffsetsPartition(partition_index=tp.partition, timestamp=-1)
+        listed = ListOffsetsTopic(name=tp.topic, partitions=[asked])
         yield Attempt(
-            ListOffsetsRequest(
-                replica_id=-1, isolation_level=0, topics=[ListOffsetsTopic(name=tp.topic, partitions=[asked])]
-            ),
-            7,
-            lambda response: response.topics[0].partitions[0].error_code,
-            _TOPIC,
+            ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[listed]), 7, _of_partition("topics"), _TOPIC
         )
         yield Attempt(
             MetadataRequest(topics=[MetadataRequestTopic(name=tp.topic)], allow_auto_topic_creation=False),
@@ -200,19 +131,68 @@ class Intruder:
             lambda response: response.topics[0].error_code,
             _TOPIC,
         )
+        deleted = DeleteRecordsTopic(
+            name=tp.topic, partitions=[DeleteRecordsPartition(partition_index=tp.partition, offset=-1)]
+        )
+        yield Attempt(DeleteRecordsRequest(topics=[deleted], timeout_ms=1_000), 2, _of_partition("topics"), _TOPIC)
+
+    def _of_groups(self, tp: TopicPartition) -> Iterator[Attempt]:
+        group = self._group
         offset = OffsetCommitRequestPartition(
             partition_index=tp.partition, committed_offset=_FAR, committed_metadata=None
         )
-        yield Attempt(
-            OffsetCommitRequest(
-                group_id=self._group,
-                topics=[OffsetCommitRequestTopic(name=tp.topic, partitions=[offset])],
-            ),
-            7,
-            lambda response: response.topics[0].partitions[0].error_code,
-            _GROUP,
+        topic = OffsetCommitRequestTopic(name=tp.topic, partitions=[offset])
+        yield Attempt(OffsetCommitRequest(group_id=group, topics=[topic]), 7, _of_partition("topics"), _GROUP)
+        fetched = OffsetFetchRequestGroup(group_id=group, topics=None)
+        yield Attempt(OffsetFetchRequest(groups=[fetched]), 8, lambda response: response.groups[0].error_code, _GROUP)
+        join = JoinGroupRequest(
+            group_id=group,
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=10_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"")],
         )
+        yield Attempt(join, 5, lambda response: response.error_code, _GROUP)
+        leave = LeaveGroupRequest(group_id=group, members=[MemberIdentity(member_id="c1")])
+        yield Attempt(leave, 4, lambda response: response.error_code, _GROUP)
+        delete = DeleteGroupsRequest(groups_names=[group])
+        yield Attempt(delete, 2, lambda response: response.results[0].error_code, _GROUP)
 
 
-def _of_cluster(request: Message, version: int) -> Attempt:
-    return Attempt(request, version, lambda response: response.error_code, _CLUSTER)
+def _of_transactions(tp: TopicPartition, group: str) -> Iterator[Attempt]:
+    own: dict[str, Any] = {"transactional_id": TRANSACTIONAL_ID, "producer_id": 1, "producer_epoch": 0}
+    fence = InitProducerIdRequest(transactional_id=TRANSACTIONAL_ID, transaction_timeout_ms=1_000)
+    yield Attempt(fence, 4, lambda response: response.error_code, _ID)
+    yield Attempt(EndTxnRequest(**own, committed=True), 3, lambda response: response.error_code, _ID)
+    offset = TxnOffsetCommitRequestPartition(
+        partition_index=tp.partition, committed_offset=_FAR, committed_metadata=None
+    )
+    topic = TxnOffsetCommitRequestTopic(name=tp.topic, partitions=[offset])
+    yield Attempt(TxnOffsetCommitRequest(**own, group_id=group, topics=[topic]), 3, _of_partition("topics"), _ID)
+
+
+def _of_operators(tp: TopicPartition, broker_id: int) -> Iterator[Attempt]:
+    moved = ReassignablePartition(partition_index=tp.partition, replicas=[broker_id])
+    topic = ReassignableTopic(name=tp.topic, partitions=[moved])
+    yield of_cluster(AlterPartitionReassignmentsRequest(timeout_ms=1_000, topics=[topic]), 0)
+    unclean = TopicPartitions(topic=tp.topic, partitions=[tp.partition])
+    yield of_cluster(ElectLeadersRequest(election_type=1, topic_partitions=[unclean], timeout_ms=1_000), 2)
+    entry = AclCreation(
+        resource_type=ResourceType.TOPIC,
+        resource_name=tp.topic,
+        resource_pattern_type=PatternType.LITERAL,
+        principal="User:*",
+        host=HOST,
+        operation=AclOperation.ALL,
+        permission_type=Permission.ALLOW,
+    )
+    yield Attempt(CreateAclsRequest(creations=[entry]), 2, lambda response: response.results[0].error_code, _CLUSTER)
+    user = ScramCredentialDeletion(name="admin", mechanism=2)
+    removal = AlterUserScramCredentialsRequest(deletions=[user], upsertions=[])
+    yield Attempt(removal, 0, lambda response: response.results[0].error_code, _CLUSTER)
+
+
+def _of_partition(topics: str) -> Callable[[Any], int]:
+    """Read the error of the first partition of the first topic."""
+    return lambda response: int(getattr(response, topics)[0].partitions[0].error_code)

@@ -16,6 +16,8 @@ from klamm.sim.transactions.observations import NO_OFFSET, Observations, Outcome
 from klamm.sim.violation import require
 
 Graph = dict[int, set[int]]
+_SEPARATOR: Final = " | "
+"""Between the kinds of anomalies in the text of a Violation."""
 
 
 def lost_writes(seen: Observations) -> Iterator[str]:
@@ -33,8 +35,8 @@ def misplaced_writes(seen: Observations) -> Iterator[str]:
         for write in txn.writes:
             found = seen.places.get(write.value)
             if found is not None and (found[0] != write.tp or write.offset not in (NO_OFFSET, found[1])):
-                told = f"{write.value!r} was acknowledged at {write.tp} {write.offset}"
-                yield f"{told} and is at {found[0]} {found[1]}"
+                message = f"{write.value!r} was acknowledged at {write.tp} {write.offset}"
+                yield f"{message} and is at {found[0]} {found[1]}"
 
 
 def dirty_writes(seen: Observations) -> Iterator[str]:
@@ -62,9 +64,9 @@ def aborted_reads(seen: Observations) -> Iterator[str]:
                 yield f"{tp} has {value!r} at {offset}, which {writer} wrote"
 
 
-def _aborted(seen: Observations, told: str, tp: TopicPartition, offset: int, value: bytes) -> str:
+def _aborted(seen: Observations, what: str, tp: TopicPartition, offset: int, value: bytes) -> str:
     return (
-        f"{told} {value!r} at {tp} {offset}, written by {seen.writers.get(value)}; committed: {seen.places.get(value)}"
+        f"{what} {value!r} at {tp} {offset}, written by {seen.writers.get(value)}; committed: {seen.places.get(value)}"
     )
 
 
@@ -114,7 +116,7 @@ def nonmonotonic_polls(seen: Observations) -> Iterator[str]:
     for reader, polls in seen.polls.items():
         position: dict[TopicPartition, int] = {}
         for poll in polls:
-            yield from (f"{reader}: {told}" for told in _disorder(poll))
+            yield from (f"{reader}: {message}" for message in _disorder(poll))
             if poll.start != position.get(poll.tp, poll.start):
                 yield f"{reader} was at {position[poll.tp]} of {poll.tp} and continued at {poll.start}"
             position[poll.tp] = poll.end
@@ -144,8 +146,8 @@ def unstable_ends(seen: Observations) -> Iterator[str]:
         if txn.outcome is Outcome.COMMITTED:
             for end in txn.ends:
                 if end.offset > end.first_write:
-                    told = f"{end.tp} ended at {end.offset} for readers of committed records"
-                    yield f"{told} while {txn} was open, which had written at {end.first_write}"
+                    message = f"{end.tp} ended at {end.offset} for readers of committed records"
+                    yield f"{message} while {txn} was open, which had written at {end.first_write}"
 
 
 def wrong_copies(seen: Observations) -> Iterator[str]:
@@ -255,5 +257,10 @@ CHECKERS: Final[dict[str, Callable[[Observations], Iterator[str]]]] = {
 def check_anomalies(seen: Observations) -> None:
     """Raise Violation with the first anomalies of each kind."""
     found = {kind: list(check(seen)) for kind, check in CHECKERS.items()}
-    told = [f"{kind}: {'; '.join(texts[:2])}" for kind, texts in found.items() if texts]
-    require(not told, " | ".join(told))
+    message = [f"{kind}: {'; '.join(texts[:2])}" for kind, texts in found.items() if texts]
+    require(not message, _SEPARATOR.join(message))
+
+
+def reported_kinds(error: str) -> set[str]:
+    """Return the kinds of anomalies in the text of a Violation."""
+    return {part.removeprefix("Violation: ").split(": ")[0] for part in error.split(_SEPARATOR)} & CHECKERS.keys()

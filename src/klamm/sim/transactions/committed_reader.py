@@ -74,8 +74,8 @@ class CommittedReader:
         require(firsts == sorted(firsts), f"the aborted transactions of {self.tp} are not sorted: {aborted}")
         records, end = committed_records(bytes(result.records or b""), aborted, self.offset)
         stable = result.last_stable_offset
-        told = f"{self.name} was given records up to {end}, but {self.tp} is stable up to {stable} only"
-        require(end == self.offset or end <= stable, told)
+        message = f"{self.name} was given records up to {end}, but {self.tp} is stable up to {stable} only"
+        require(end == self.offset or end <= stable, message)
         return Poll(self.tp, self.offset, records, end)
 
     async def _is_answer(self, code: int) -> bool:

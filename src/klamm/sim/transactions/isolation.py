@@ -9,16 +9,11 @@ from typing import Final
 from klamm.protocol.record_batch import RecordBatch, batches, records
 from klamm.sim.transactions.observations import Seen
 
-_COMMIT_MARKER: Final = b"\x00\x00\x00\x01"
 _ABORT_MARKER: Final = b"\x00\x00\x00\x00"
 
 
 def is_abort_marker(batch: RecordBatch) -> bool:
     return _marker(batch) == _ABORT_MARKER
-
-
-def is_commit_marker(batch: RecordBatch) -> bool:
-    return _marker(batch) == _COMMIT_MARKER
 
 
 def _marker(batch: RecordBatch) -> bytes | None:

@@ -23,7 +23,7 @@ class Outcome(Enum):
     ABORTED = "aborted"
     """It was never asked to commit, or every attempt was refused."""
     UNKNOWN = "unknown"
-    """It was asked to commit, and the last answer does not tell whether it did."""
+    """It was asked to commit, and the last answer does not show whether it did."""
 
 
 class Source(NamedTuple):

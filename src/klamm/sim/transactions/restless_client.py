@@ -35,6 +35,16 @@ class RestlessClient(Client):
     async def rest(self) -> None:
         await asyncio.sleep(self.rng.uniform(*_REST_S))
 
+    def is_connected(self, broker_id: int) -> bool:
+        """Whether the connection that was used last is open."""
+        connection = self._connections.get(broker_id)
+        return connection is not None and not connection.is_closed
+
+    def close(self) -> None:
+        """Close all connections; requests under way fail."""
+        for connection in self._connections.values():
+            connection.close()
+
     def _abandon(self, broker_id: int, connection: BrokerConnection) -> None:
         self.abandoned += 1
         if self._connections.get(broker_id) is connection:

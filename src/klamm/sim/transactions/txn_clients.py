@@ -85,10 +85,11 @@ class TransactionalClient:
         """Write records: a value names its transaction. They are recorded first, with the offsets afterwards."""
         for writes in planned.values():
             draft.writes += writes
+        since_s = asyncio.get_running_loop().time()
         offsets = await self.producer.produce({tp: [it.value for it in writes] for tp, writes in planned.items()})
         for tp, writes in planned.items():
             base = offsets[tp]
-            self._history.on_acknowledged(tp, base, [it.value for it in writes])
+            self._history.on_acknowledged(tp, base, [it.value for it in writes], since_s)
             for i, write in enumerate(writes if base >= 0 else ()):
                 draft.writes[draft.writes.index(write)] = write._replace(offset=base + i)
 

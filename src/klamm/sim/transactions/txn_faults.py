@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from klamm.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
@@ -19,6 +19,7 @@ from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.faults import Faults
+from klamm.sim.network import is_request
 from klamm.sim.operator import elect_preferred, reassign
 
 TRANSACTIONAL: Final = {
@@ -32,7 +33,7 @@ TRANSACTIONAL: Final = {
 _LATE_WEIGHTS: Final = (1, 3, 1, 3, 3, 6)
 LATE_S: Final = (0.4, 1.6)
 LATE_MARKER_SEEDS: Final = 5
-"""One of so many runs has late markers: while one is late, its transaction stands still."""
+"""One run in this many has late markers: while one is late, its transaction stands still."""
 LATE_MARKER_S: Final = (1.1, 1.8)
 """The coordinator repeats a marker after `request.timeout.ms`."""
 MOVE_S: Final = 1.0
@@ -63,10 +64,13 @@ def is_repaired_run(seed: int) -> bool:
     return seed % 8 in (5, 6)
 
 
-def is_request(key: int) -> Callable[[bytes], bool]:
-    """Return a test for bytes that begin with a request of this API."""
-    head = key.to_bytes(2, "big")
-    return lambda data: data[4:6] == head
+class _Death(NamedTuple):
+    """Kill the sender or the target of a request, after `left` others of its kind."""
+
+    kind: str
+    is_meant: Callable[[bytes], bool]
+    left: int
+    is_target: bool
 
 
 class TransactionFaults(Faults):
@@ -80,7 +84,7 @@ class TransactionFaults(Faults):
         super().__init__(cluster, end_s)
         self._hosts = hosts
         self._kill_client = kill_client
-        self._deaths: list[tuple[Callable[[bytes], bool], int, bool]] = []
+        self._deaths: list[_Death] = []
         self._sent: dict[tuple[str, int], tuple[float, str]] = {}
         """When a host last sent a request of an API, and to whom."""
         self._delayed: set[str] = set()
@@ -217,12 +221,17 @@ class TransactionFaults(Faults):
 
     def _lose_marker_answer(self) -> None:
         """The next markers of every broker are written, and their coordinators do not learn of it."""
-        self._count("lost marker answer")
         self._cluster.note("the answers to the next markers are lost")
         nodes = self._cluster.nodes.values()
         for one in nodes:
             for other in nodes:
-                self._cluster.network.lose_answer(one.host, other.host, is_request(WriteTxnMarkersRequest.KEY))
+                self._cluster.network.lose_answer(one.host, other.host, self._loses_marker_answer)
+
+    def _loses_marker_answer(self, data: bytes) -> bool:
+        is_meant = is_request(WriteTxnMarkersRequest.KEY)(data)
+        if is_meant:
+            self._count("lost marker answer")
+        return is_meant
 
     async def _run_late_markers(self, host: str, rng: Random) -> None:
         """Markers of a broker arrive late: it has repeated them, and their producers have continued."""
@@ -240,28 +249,29 @@ class TransactionFaults(Faults):
     def _plan_death(self) -> None:
         """Kill the next coordinator after its decision and a number of markers, before or after they arrive."""
         count = self._rng.randint(0, 3)
+        kind = f"death after {count} markers"
         if count == 0:
-            self._deaths.append((is_request(EndTxnRequest.KEY), 0, True))
+            self._deaths.append(_Death(kind, is_request(EndTxnRequest.KEY), 0, is_target=True))
         else:
-            self._deaths.append((is_request(WriteTxnMarkersRequest.KEY), count - 1, False))
+            self._deaths.append(_Death(kind, is_request(WriteTxnMarkersRequest.KEY), count - 1, is_target=False))
         self._cluster.note(f"the next coordinator dies after {count} markers")
 
     def _on_sent(self, source: str, target: str, data: bytes) -> None:
         self._sent[source, int.from_bytes(data[4:6], "big")] = (self._cluster.loop.time(), target)
-        for i, (is_meant, left, is_target) in enumerate(self._deaths):
-            if is_meant(data):
-                if left:
-                    self._deaths[i] = (is_meant, left - 1, is_target)
+        for i, death in enumerate(self._deaths):
+            if death.is_meant(data):
+                if death.left:
+                    self._deaths[i] = death._replace(left=death.left - 1)
                 else:
                     del self._deaths[i]
                     delay_s = self._rng.uniform(0.0, 0.012)
-                    self._cluster.outside(delay_s, self._die, target if is_target else source)
+                    self._cluster.outside(delay_s, self._die, target if death.is_target else source, death.kind)
                 return
 
-    def _die(self, host: str) -> None:
+    def _die(self, host: str, kind: str) -> None:
         for node in self._cluster.nodes.values():
             if node.host == host and node.process is not None and not node.is_paused and not self._is_over:
-                self._count("death at markers")
+                self._count(kind)
                 self._cluster.note(f"kill broker {node.id}, which writes markers")
                 node.kill()
                 self._start_later(node)

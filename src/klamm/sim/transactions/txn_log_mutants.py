@@ -10,18 +10,6 @@ _A: Final = "klamm.apis."
 _L: Final = "klamm.log."
 _R: Final = "klamm.replica."
 LOG_MUTANTS: Final[dict[str, Mutant]] = {
-    "repeated_markers_are_refused": Mutant(
-        _L + "producer_state",
-        (
-            "    if entry.current_txn_first_offset is None:\n"
-            "        return None\n"
-            "    return Refusal(\n"
-            "        ErrorCode.INVALID_PRODUCER_EPOCH,\n"
-            '        f"a marker'
-        ),
-        ('    return Refusal(\n        ErrorCode.INVALID_PRODUCER_EPOCH,\n        f"a marker'),
-        first=2,
-    ),
     "delayed_fetches_read_open_transactions": Mutant(
         _R + "delayed_fetch",
         "        self._params = params\n",
@@ -30,19 +18,18 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
             "        if params.isolation.name == 'TXN_COMMITTED':\n"
             "            params.isolation = type(params.isolation).HIGH_WATERMARK\n"
         ),
-        first=1,
     ),
     "ended_aborts_are_told": Mutant(
         _L + "transaction_index",
-        "            if txn.last_offset >= fetch_offset and txn.first_offset",
-        "            if txn.first_offset",
-        first=8,
+        "range(bisect_left(entries, fetch_offset, key=_last_offset), len(entries))",
+        "range(len(entries))",
+        first=6,
         reports="skipped poll",
     ),
     "list_offsets_passes_open_transactions": Mutant(
         _A + "list_offsets",
-        ("    return Isolation.TXN_COMMITTED if req.isolation_level == 1 else Isolation.HIGH_WATERMARK\n"),
-        "    return Isolation.HIGH_WATERMARK\n",
+        "    return _TXN_COMMITTED if req.isolation_level == 1 else _HIGH_WATERMARK\n",
+        "    return _HIGH_WATERMARK\n",
         first=5,
         reports="unstable end",
     ),
@@ -50,7 +37,7 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
         _L + "producer_state",
         "        return entry.find_duplicate(batch) if entry is not None else None\n",
         "        return None\n",
-        first=1,
+        first=19,
         also=(
             (
                 "        if origin is AppendOrigin.CLIENT and (refusal := _check_sequence(",
@@ -58,6 +45,20 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
             ),
         ),
         reports="duplicate",
+    ),
+    "batches_are_acknowledged_at_the_start_of_the_log": Mutant(
+        _A + "produce",
+        "            base_offset=result.base_offset,\n",
+        "            base_offset=result.log_start_offset,\n",
+        reports="misplaced write",
+    ),
+    "a_reader_at_the_stable_end_is_out_of_range": Mutant(
+        _R + "partition_reader",
+        "    if fetch.fetch_offset == end:\n        return read\n",
+        "    if fetch.fetch_offset == end:\n"
+        "        read.error = ErrorCode.OFFSET_OUT_OF_RANGE if end < log.high_watermark else read.error\n"
+        "        return read\n",
+        reports="non-monotonic poll",
     ),
     "followers_do_not_tell_aborts": Mutant(
         _R + "partition_reader",

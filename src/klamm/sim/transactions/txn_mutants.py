@@ -1,13 +1,15 @@
 """Bugs for level 2 with transactions, one per rule: each must be caught by the checkers of transactions.
 
-Those of logs, readers and groups are in `txn_log_mutants`.
+Those of logs, readers and groups are in `txn_log_mutants`, those that need a certain course in `aimed_mutants`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from klamm.sim.mutant import Mutant
+from klamm.sim.transactions.aimed_mutants import AIMED_MUTANTS
 from klamm.sim.transactions.txn_log_mutants import LOG_MUTANTS
 
 _T: Final = "klamm.coordinator.transaction."
@@ -25,13 +27,8 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _T + "transaction_rules",
         "    bumped = value.producer_epoch + 1\n",
         "    bumped = max(value.producer_epoch, 0)\n",
-        first=2,
-    ),
-    "end_while_completing_is_an_empty_success": Mutant(
-        _T + "end_rules",
-        "    if txn.pending is not None or txn.state.is_prepared:\n        return ErrorCode.CONCURRENT_TRANSACTIONS\n",
-        "    if txn.pending is not None or txn.state.is_prepared:\n        return ErrorCode.NONE\n",
-        first=4,
+        first=1,
+        anomalies=("lost write", "torn transaction"),
     ),
     "next_transaction_begins_before_the_markers": Mutant(
         _T + "transaction_rules",
@@ -40,6 +37,7 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         "    if txn.pending is not None:\n        return ErrorCode.CONCURRENT_TRANSACTIONS\n"
         "    value = txn.value\n    error = check_producer(txn, producer)\n",
         also=(("    is_open = value.state is TransactionState.ONGOING\n", "    is_open = value.state is not None\n"),),
+        first=8,
     ),
     "an_initialised_producer_leaves_its_transaction_open": Mutant(
         _T + "transaction_rules",
@@ -53,21 +51,6 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
             ),
         ),
     ),
-    "timeouts_do_not_abort": Mutant(
-        _T + "transaction_coordinator",
-        "        if self._next_abort_ms <= now_ms:\n",
-        "        if False:\n",
-        first=5,
-    ),
-    "timeouts_keep_the_epoch": Mutant(
-        _T + "transaction_rules",
-        (
-            "            state=TransactionState.PREPARE_ABORT,\n"
-            "            producer_epoch=min(value.producer_epoch + 1, txn.max_epoch),\n"
-        ),
-        ("            state=TransactionState.PREPARE_ABORT,\n            producer_epoch=value.producer_epoch,\n"),
-        first=5,
-    ),
     "open_transactional_ids_expire": Mutant(
         _T + "transaction_metadata",
         "        return self in _IDLE\n",
@@ -75,16 +58,12 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         first=5,
         also=(("    TransactionState.DEAD: _IDLE,\n", "    TransactionState.DEAD: frozenset(TransactionState),\n"),),
     ),
-    "a_successor_does_not_complete": Mutant(
-        _T + "transaction_completions",
-        "            if txn.state.is_prepared and txn.pending is None:\n",
-        "            if False:\n",
-        first=2,
-    ),
     "two_processes_share_an_epoch": Mutant(
         _T + "transaction_rules",
         "    bumped = value.producer_epoch + 1\n",
         "    bumped = max(value.producer_epoch, 0)\n",
+        first=4,
+        anomalies=("dirty write (G0)",),
         also=(
             (
                 ("    if value.state is TransactionState.ONGOING:\n        return fence("),
@@ -124,65 +103,10 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
             ),
         ),
     ),
-    "the_epoch_is_not_raised_at_an_end": Mutant(
-        _T + "end_rules",
-        "            producer_epoch=min(value.producer_epoch + 1, txn.max_epoch),\n",
-        "            producer_epoch=value.producer_epoch,\n",
-        first=1,
-    ),
-    "an_end_returns_the_epoch_before": Mutant(
-        _T + "transaction_coordinator",
-        "return EndTxnResult(ErrorCode.NONE, *end_rules.next_identity(value))",
-        "return EndTxnResult(ErrorCode.NONE, value.producer_id, value.last_producer_epoch)",
-        first=1,
-    ),
-    "the_last_epoch_is_given_to_producers": Mutant(
-        _T + "transaction_metadata",
-        "return producer_epoch >= self.max_epoch - 1",
-        "return producer_epoch >= self.max_epoch",
-        first=1,
-    ),
-    "an_end_returns_the_used_up_id": Mutant(
-        _T + "end_rules",
-        "    if value.next_producer_id != NO_PRODUCER_ID:\n",
-        "    if False:\n",
-        first=2,
-    ),
-    "a_commit_that_uses_up_the_epochs_aborts": Mutant(
-        _T + "end_rules",
-        ("            state=request.prepared,\n            producer_epoch=min("),
-        (
-            "            state=TransactionState.PREPARE_ABORT if is_exhausted else "
-            "request.prepared,\n"
-            "            producer_epoch=min("
-        ),
-        first=4,
-        reports="lost write",
-    ),
     "a_growing_transaction_forgets_partitions": Mutant(
         _T + "transaction_rules",
         "**(value.partitions if is_open else NO_PARTITIONS)",
         "**NO_PARTITIONS",
-    ),
-    # --- protection of the old protocol
-    "late_requests_reach_the_coordinator": Mutant(
-        _T + "connection_guard",
-        "    if origin < oldest:\n",
-        "    if False:\n",
-        first=9,
-    ),
-    # --- leaders
-    "late_batches_join_after_an_abort": Mutant(
-        _R + "transaction_verification",
-        "(not renews_epoch and _is_late(",
-        "(origin is AppendOrigin.COORDINATOR and _is_late(",
-        first=48,
-    ),
-    "late_markers_are_written": Mutant(
-        _R + "transactional_producers",
-        "        if term == known and connection < youngest:\n",
-        "        if False:\n",
-        first=54,
     ),
     # --- readers
     "open_transactions_are_readable": Mutant(
@@ -198,12 +122,21 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         _C + "transactional_offsets",
         "        if marker is None:\n            self.add(append.producer_id, tp, entry)\n",
         "        if marker is None:\n            commit(tp, entry)\n",
+        reports="copies and offsets disagree",
     ),
     "aborted_offsets_are_committed": Mutant(
         _C + "transactional_offsets",
         "self._take(producer_id, tp, entry) and marker.commit:",
         "self._take(producer_id, tp, entry):",
-        first=2,
+    ),
+    # --- late requests (decision 0031): random faults meet this rule too
+    "late_requests_act_in_the_next_transaction": replace(
+        AIMED_MUTANTS["late_requests_reach_the_coordinator"],
+        aim="",
+        seeds=60,
+        first=282,
+        anomalies=("aborted read (G1a)", "cyclic information flow (G1c)"),
     ),
     **LOG_MUTANTS,
+    **AIMED_MUTANTS,
 }

@@ -79,6 +79,10 @@ class TransactionalProducer:
         self._is_empty = True
         self._coordinators: dict[int, int] = {}
         """Broker ids by type of coordinator."""
+        self.fenced = 0
+        """Requests that were refused because of another epoch."""
+        self.fenced_ends = 0
+        self.ids_used_up = 0
 
     # --- steps of a transaction ----------------------------------------------------------------------------------
 
@@ -96,14 +100,14 @@ class TransactionalProducer:
         self._take_epoch(response.producer_id, response.producer_epoch)
         self._begin()
 
-    def _check_next(self, response: Any, told: str) -> None:
+    def _check_next(self, response: Any, what: str) -> None:
         """The producer gets the next epoch of its id, but not the last one, or the first one of another id."""
         given = response.producer_id, response.producer_epoch
         is_other = response.producer_id != self._producer_id and response.producer_epoch == 0
         is_next = given == (self._producer_id, self._producer_epoch + 1) and response.producer_epoch < self._max_epoch
         before = f"{self._producer_id} with epoch {self._producer_epoch}"
         require(
-            is_next or is_other, f"{told} gave {self.transactional_id} the producer id and epoch {given} after {before}"
+            is_next or is_other, f"{what} gave {self.transactional_id} the producer id and epoch {given} after {before}"
         )
 
     def _begin(self) -> None:
@@ -114,6 +118,7 @@ class TransactionalProducer:
     def _take_epoch(self, producer_id: int, producer_epoch: int) -> None:
         if (producer_id, producer_epoch) != (self._producer_id, self._producer_epoch):
             self._sequences.clear()
+        self.ids_used_up += -1 < self._producer_id != producer_id
         self._producer_id, self._producer_epoch = producer_id, producer_epoch
 
     async def produce(self, values: Batches) -> dict[TopicPartition, int]:
@@ -265,6 +270,8 @@ class TransactionalProducer:
             if code is ErrorCode.NONE:
                 return response
             if code not in RETRIED:
+                self.fenced += code in FENCING
+                self.fenced_ends += code in FENCING and isinstance(request, EndTxnRequest)
                 raise _failure(f"{client.name} {type(request).__name__}", code, is_certain)
             is_certain = is_certain and code in CERTAINLY_NOTHING
             if code in _LOST:
@@ -349,8 +356,8 @@ class TransactionalProducer:
         return found
 
 
-def _failure(told: str, code: ErrorCode, is_certain: bool) -> TransactionFailed:
-    text = f"{told}: {code.name}"
+def _failure(what: str, code: ErrorCode, is_certain: bool) -> TransactionFailed:
+    text = f"{what}: {code.name}"
     if code in FENCING:
         return Fenced(text, is_certain=is_certain)
     if code in ABORTING:

@@ -41,6 +41,15 @@ from klamm.sim.violation import require
 from klamm.sim.watched_run import WatchedRun
 
 FAULTS_S: Final = 3.0
+COMPACTION: Final[dict[str, object]] = {
+    "log.cleaner.enable": True,
+    "log.cleaner.backoff.ms": 200,
+    "log.cleaner.min.cleanable.ratio": 0.01,
+    "log.cleaner.delete.retention.ms": 300,
+    "transaction.state.log.segment.bytes": 1_000,
+    "offsets.topic.segment.bytes": 1_000,
+}
+"""The logs of coordinators are compacted all the time, and tombstones and markers go soon."""
 SETTINGS: Final[dict[str, object]] = {
     "transaction.state.log.num.partitions": 2,
     "transaction.state.log.replication.factor": 3,
@@ -48,6 +57,7 @@ SETTINGS: Final[dict[str, object]] = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 300,
     "offsets.topic.num.partitions": 1,
     "replica.fetch.wait.max.ms": 500,
+    **COMPACTION,
 }
 REPAIRED_SETTINGS: Final[dict[str, object]] = {
     "klamm.transaction.version": 2,
@@ -81,6 +91,8 @@ class TransactionScenario(WatchedRun):
         self._members: dict[int, GroupCopier] = {}
         self._readers: list[CommittedReader] = []
         self._runs = 0
+        self._producers: list[TransactionalProducer] = []
+        self._connections: list[RestlessClient] = []
         self._starts: list[Callable[[], None]] = []
         """Start each transactional client, also after its death."""
         self._running: dict[int, tuple[SimProcess, asyncio.Task[None]]] = {}
@@ -102,9 +114,7 @@ class TransactionScenario(WatchedRun):
         await self._until_no_violation(self._check_quiet)
         check_anomalies(await self._observe())
         check_logs(cluster)
-        for outcome in Outcome:
-            cluster.counts[f"transactions {outcome.value}"] += self._recorder.count(outcome)
-        cluster.counts["committed reads from followers"] += sum(reader.near_records for reader in self._readers)
+        self._count_effects()
 
     # --- clients -------------------------------------------------------------------------------------------------
 
@@ -189,6 +199,8 @@ class TransactionScenario(WatchedRun):
             timeout_ms=cluster.rng.choice(TIMEOUTS_MS),
             max_epoch=cluster.max_producer_epoch,
         )
+        self._producers.append(producer)
+        self._connections += (coordinator, data)
         is_standby = number > 0 and not (self._has_group and transactional_id.startswith(COPIER))
         client = TransactionalClient(name, producer, self._recorder, cluster.history, is_standby=is_standby)
         return client, data
@@ -235,6 +247,27 @@ class TransactionScenario(WatchedRun):
             positions = {tp: at for member in self._members.values() for tp, at in member.positions.items()}
             ends = {tp: self._end(tp) for tp in ORDERS}
             require(positions == ends, f"the group is at {positions}, the logs end at {ends}")
+
+    def _count_effects(self) -> None:
+        """A process that has its transactional id alone is fenced only after a timeout of its transaction."""
+        counts = self._cluster.counts
+        for outcome in Outcome:
+            counts[f"transactions {outcome.value}"] += self._recorder.count(outcome)
+        counts["logs compacted"] += self._compacted_logs()
+        counts["committed reads from followers"] += sum(reader.near_records for reader in self._readers)
+        counts["connections given up"] += sum(client.abandoned for client in self._connections)
+        for producer in self._producers:
+            is_shared = WRITERS.get(producer.transactional_id, 2) > 1 and not self._has_own_id(producer)
+            counts["producer id used up"] += producer.ids_used_up
+            counts["fenced by another process" if is_shared else "fenced after a timeout"] += producer.fenced
+            counts["end fenced after a timeout"] += 0 if is_shared else producer.fenced_ends
+
+    def _has_own_id(self, producer: TransactionalProducer) -> bool:
+        return self._has_group and producer.transactional_id.startswith(COPIER)
+
+    def _compacted_logs(self) -> int:
+        brokers = [node.broker for node in self._cluster.nodes.values() if node.broker is not None]
+        return sum(log.cleaner_offset > 0 for broker in brokers for log in broker.logs.logs.values())
 
     async def _observe(self) -> Observations:
         cluster = self._cluster

@@ -1,4 +1,4 @@
-"""Finds and checks the record batches in a piece of a log, and tells which belong to aborted transactions."""
+"""Finds and checks the record batches in a piece of a log, and reports which belong to aborted transactions."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Final
 from klamm.errors import KlammError
 from klamm.spark.pipeline.pipeline_model import Sink, Source
 from klamm.spark.pipeline.pipeline_problems import Problem
+from klamm.spark.source.option_names import with_committed_reads
 from klamm.spark.suggestion import suggestion
 
 Columns = Mapping[str, str]
@@ -44,7 +45,10 @@ def prefixed(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def reading_options(source: Source, servers: str, client: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Raise KlammError for a missing or unreadable schema. `client` are settings of security for all sources."""
+    """Return the options of a source; committed records only unless it names another level.
+
+    `client` are settings of security for all sources. Raises KlammError for a missing or unreadable schema.
+    """
     from klamm.spark.dataframes import value_options
 
     options = {
@@ -56,7 +60,7 @@ def reading_options(source: Source, servers: str, client: Mapping[str, str] | No
         **source.options,
         **value_options(source.format, source.schema, source.schema_file, source.options.get("valueMessage")),
     }
-    return {name: value for name, value in options.items() if value is not None}
+    return with_committed_reads({name: value for name, value in options.items() if value is not None})
 
 
 def source_problems(source: Source) -> tuple[list[Problem], Columns]:

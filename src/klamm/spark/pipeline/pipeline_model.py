@@ -40,7 +40,7 @@ def duration_ms(text: str) -> int:
     while (match := _DURATION.match(text, position)) is not None:
         unit = _UNIT_OF.get(match[2].lower())
         if unit is None:
-            raise ValueError(f"{text!r} is not a duration: {match[2]!r} is no unit; use ms, s, m, h, d or w.")
+            raise ValueError(f"{text!r} is not a duration: {match[2]!r} is not a unit; use ms, s, m, h, d or w.")
         total += float(match[1]) * _UNITS_MS[unit]
         position = match.end()
     if position != len(text) or not text.strip():

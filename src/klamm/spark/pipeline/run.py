@@ -59,7 +59,7 @@ class RunOptions:
     trigger: Trigger
     master: str = "local[*]"
     conf: Mapping[str, str] = field(default_factory=dict)
-    tell: Callable[[str], None] = print
+    report: Callable[[str], None] = print
     progress: Sequence[Sink] = ()
     session: Callable[[str, str, Mapping[str, str]], AbstractContextManager[SparkSession]] = _plain_session
     log: str = ""
@@ -88,10 +88,10 @@ def run(spec: PipelineSpec, options: RunOptions, clock: Clock | None = None) -> 
     check_checkpoint(spec, options.append_to_existing)
     conf = {**spec.settings, **options.conf}
     with CheckpointLock(spec.checkpoint, spec.name, clock.now_ms()):
-        story = _Story(spec, options, clock)
-        with story.of_start(), options.session(options.master, f"klamm pipeline {spec.name}", conf) as spark:
+        published = _PublishedState(spec, options, clock)
+        with published.of_start(), options.session(options.master, f"klamm pipeline {spec.name}", conf) as spark:
             runner = _built(spec, options, spark)
-            _supervise(spec, options, runner, clock, story)
+            _supervise(spec, options, runner, clock, published)
 
 
 def _counted(things: Sized, name: str) -> str:
@@ -103,18 +103,18 @@ def _built(spec: PipelineSpec, options: RunOptions, spark: SparkSession) -> Pipe
         spec, spark, options.bootstrap_servers, options.trigger, options.append_to_existing, client=options.client
     )
     steps = f"{_counted(spec.sources, 'source')} and {_counted(spec.views, 'view')}"
-    options.tell(f"Spark runs, waiting for the plans of {steps}")
+    options.report(f"Spark runs, waiting for the plans of {steps}")
     runner.build()
     now = runner.shapes()
     shapes = ShapeFile(spec.checkpoint)
     shapes.check(spec.file, now)
     shapes.write(now)
     for sink in spec.sinks:
-        options.tell(f"{sink.name}: writes to {sink.target}, {sink.written}")
+        options.report(f"{sink.name}: writes to {sink.target}, {sink.written}")
     return runner
 
 
-class _Story:
+class _PublishedState:
     """The published state of this run, from its start on."""
 
     def __init__(self, spec: PipelineSpec, options: RunOptions, clock: Clock) -> None:
@@ -133,7 +133,7 @@ class _Story:
             "started_ms": clock.now_ms(),
         }
 
-    def tell(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
+    def update(self, queries: Mapping[str, Mapping[str, Any]]) -> None:
         self._is_starting = False
         self._write(queries)
 
@@ -144,23 +144,25 @@ class _Story:
 
     @contextmanager
     def of_start(self) -> Iterator[None]:
-        """Publish "starting" until the first `tell`; an earlier end of the run is published as its end."""
+        """Publish "starting" until the first `update`; an earlier end of the run is published as its end."""
         forget_moved(str(self._head["name"]), str(self._head["file"]), str(self._head["checkpoint"]))
-        self._tell_all(State.STARTING)
+        self._publish_all(State.STARTING)
         try:
             yield
         except BaseException as error:
             if self._is_starting:
                 reason = str(error) if isinstance(error, Exception) else ""
-                self._tell_all(State.FAILED if reason else State.STOPPED, reason)
+                self._publish_all(State.FAILED if reason else State.STOPPED, reason)
             raise
 
-    def _tell_all(self, state: State, failure: str = "") -> None:
+    def _publish_all(self, state: State, failure: str = "") -> None:
         query = {"state": state.value, "restarts": 0, "failure": failure}
         self._write(dict.fromkeys(self._sinks, query))
 
 
-def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock, story: _Story) -> None:
+def _supervise(
+    spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, clock: Clock, published: _PublishedState
+) -> None:
     from py4j.protocol import Py4JError
 
     supervisor = Supervisor(
@@ -168,12 +170,12 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         spec.restart,
         clock,
         random.Random(),
-        options.tell,
+        options.report,
         stagger_s=STAGGER_S,
         starts_at_once=min(MOST_STARTS, os.cpu_count() or 1),
     )
     runner.is_stopping = lambda: supervisor.is_stopping
-    publisher = _Publisher(spec, options, supervisor, story, clock)
+    publisher = _Publisher(spec, options, supervisor, published, clock)
     try:
         with _signals(supervisor):
             while _looked_after(supervisor, publisher):
@@ -182,7 +184,7 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
         if not supervisor.is_stopping:
             raise
         # A signal to the whole process group has ended the JVM as well.
-        options.tell("Spark's JVM has ended before its queries; an unfinished batch is repeated at the next start")
+        options.report("Spark's JVM has ended before its queries; an unfinished batch is repeated at the next start")
     finally:
         # If the JVM has ended, the last published state stays, and `status` reports the run as dead.
         with suppress(Py4JError, OSError):
@@ -194,14 +196,14 @@ def _supervise(spec: PipelineSpec, options: RunOptions, runner: PipelineRunner, 
 
 def _starter(runner: PipelineRunner, sink: Any) -> Callable[[], SparkQuery]:
     def start() -> SparkQuery:
-        with told_if_ended():
+        with reported_if_ended():
             return runner.start(sink)
 
     return start
 
 
 def _looked_after(supervisor: Supervisor, publisher: _Publisher) -> bool:
-    with told_if_ended():
+    with reported_if_ended():
         is_left = supervisor.tick()
         if is_left:
             publisher.publish()
@@ -209,7 +211,7 @@ def _looked_after(supervisor: Supervisor, publisher: _Publisher) -> bool:
 
 
 @contextmanager
-def told_if_ended() -> Iterator[None]:
+def reported_if_ended() -> Iterator[None]:
     """Raise SparkEndedError for a broken connection. Py4J reports it during a call as a plain Py4JError."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -244,11 +246,11 @@ class _Publisher:
     """Publish the state of the run about once per second, and forward new progress."""
 
     def __init__(
-        self, spec: PipelineSpec, options: RunOptions, supervisor: Supervisor, story: _Story, clock: Clock
+        self, spec: PipelineSpec, options: RunOptions, supervisor: Supervisor, published: _PublishedState, clock: Clock
     ) -> None:
         self._options = options
         self._supervisor = supervisor
-        self._story = story
+        self._published = published
         self._clock = clock
         self._due = 0.0
         self._seen: dict[str, tuple[str, int, str]] = {}
@@ -259,7 +261,7 @@ class _Publisher:
         if not final and now < self._due:
             return
         self._due = now + PUBLISH_EVERY_S
-        self._story.tell({query.name: self._query(query) for query in self._supervisor.queries})
+        self._published.update({query.name: self._query(query) for query in self._supervisor.queries})
 
     def _query(self, query: Supervised) -> dict[str, Any]:
         state = {"state": query.state.value, "restarts": query.restarts, "failure": query.last_failure}

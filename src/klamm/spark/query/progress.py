@@ -139,9 +139,9 @@ class ProgressListener(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:
         if self._query_id in (None, str(event.id)):
             self._names[str(event.id)] = str(event.name or "") or str(event.id)[:8]
-            self._tell_state(event, "running")
+            self._report_state(event, "running")
 
-    def _tell_state(self, event: Any, state: str) -> None:
+    def _report_state(self, event: Any, state: str) -> None:
         name = self._names[str(event.id)]
         for sink in self._sinks:
             if isinstance(sink, StateSink):
@@ -159,7 +159,7 @@ class ProgressListener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:
         if self._query_id in (None, str(event.id)):
             if str(event.id) in self._names:
-                self._tell_state(event, "failed" if event.exception else "stopped")
+                self._report_state(event, "failed" if event.exception else "stopped")
                 del self._names[str(event.id)]
             for sink in self._sinks:
                 sink.ended(str(event.id), event.exception)

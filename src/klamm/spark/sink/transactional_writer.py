@@ -388,10 +388,10 @@ def _delivery_errors() -> Iterator[None]:
     try:
         yield
     except ProduceError as error:
-        told = f"A record for {error.tp} was not delivered: {error_name(error.code)}."
+        message = f"A record for {error.tp} was not delivered: {error_name(error.code)}."
         if error.code in _TOO_LARGE:
-            told += " Raise kafka.max.request.size of the write, max.message.bytes of the topic, or both."
-        raise PermanentWriteError(told) from error
+            message += " Raise kafka.max.request.size of the write, max.message.bytes of the topic, or both."
+        raise PermanentWriteError(message) from error
     except ClientError as error:
         raise DeliveryError(str(error)) from error
 

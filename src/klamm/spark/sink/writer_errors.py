@@ -29,12 +29,12 @@ def delivery_error(topic: str | None, partition: int | None, error: Any, partiti
     where = topic if partition is None or partition < 0 else f"{topic}-{partition}"
     name = _name(error)
     reason = f"{name}: {error.str()}" if name else str(error)
-    told = f"A record for {where} was not delivered: {reason}"
+    message = f"A record for {where} was not delivered: {reason}"
     if name in _TOO_LARGE:
-        told += ". Raise kafka.max.request.size of the write, max.message.bytes of the topic, or both"
+        message += ". Raise kafka.max.request.size of the write, max.message.bytes of the topic, or both"
     if name == _UNKNOWN_PARTITION and partitions is not None and partition is not None and partition >= partitions:
-        return PermanentWriteError(f"{told}. The topic has {partitions} partitions, counted from 0.")
-    return PermanentWriteError(f"{told}.") if name in _STAYS else DeliveryError(f"{told}.")
+        return PermanentWriteError(f"{message}. The topic has {partitions} partitions, counted from 0.")
+    return PermanentWriteError(f"{message}.") if name in _STAYS else DeliveryError(f"{message}.")
 
 
 def _name(error: Any) -> str:

@@ -19,5 +19,5 @@ def loss(range_: OffsetRange, why: str, options: ReadOptions) -> None:
     """Raise DataLossError, or log a warning with failOnDataLoss=false."""
     lost = f"{range_.tp}: the offsets {range_.start} to {range_.end - 1} are gone: {why}."
     if options.fail_on_data_loss:
-        raise DataLossError(f"{lost} Set failOnDataLoss=false to go on without them.")
-    _log.warning("%s The query goes on without them.", lost)
+        raise DataLossError(f"{lost} Set failOnDataLoss=false to continue without them.")
+    _log.warning("%s The query continues without them.", lost)

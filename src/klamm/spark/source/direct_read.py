@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from klamm.log.files import OsFileHandle
-from klamm.model import TopicPartition
 from klamm.spark.decode.batch_scan import Aborted, AbortedIntervals, Chunk, CorruptBatchError, NothingAborted, scan
 from klamm.spark.decode.record_columns import RecordDecoder
 from klamm.spark.source.data_loss import loss
@@ -181,12 +180,3 @@ class DirectReader:
 def _memory(size: int) -> memoryview:
     """The memory is not zeroed, unlike a bytearray, so a small range does not pay for unused space."""
     return memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
-
-
-def why_not_direct(client: ClusterClient, tp: TopicPartition, options: ReadOptions) -> str | None:
-    """Return None if the files of the partition can be read on this machine, else the reason."""
-    try:
-        find_directory(client, tp, options.log_dirs)
-    except DirectReadError as e:
-        return str(e)
-    return None

@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 READ: Final = (
     "assign",
@@ -52,9 +54,20 @@ TABLE: Final = ("appendToExisting", "badRecords", "checkpointLocation", "compact
 _OF_SPARK: Final = ("path",)
 _OF_KLAMM: Final = ("klamm.batch",)
 _KAFKA: Final = "kafka."
+_ISOLATION: Final = "kafka.isolation.level"
 
 _log = logging.getLogger("klamm.spark")
 _warned: set[str] = set()
+
+
+def with_committed_reads(options: Mapping[str, T]) -> dict[str, T | str]:
+    """Return the options with read_committed unless they name a level.
+
+    This is the default of pipelines, SQL tables and `klamm table sync`. `format("klamm")` itself has the connector's
+    default, read_uncommitted.
+    """
+    is_given = any(name.lower() == _ISOLATION for name in options)
+    return {**options} if is_given else {_ISOLATION: "read_committed", **options}
 
 
 def unknown(options: Iterable[str], known: Iterable[str]) -> list[str]:

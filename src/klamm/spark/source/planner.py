@@ -93,6 +93,9 @@ class Planner:
         """Return the high watermarks, or the last stable offsets with read_committed."""
         return self._asked(lambda: self.client.latest(tps, self._isolation))
 
+    def high_watermarks(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+        return self._asked(lambda: self.client.latest(tps, READ_UNCOMMITTED))
+
     def starting(self, tps: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
         """Return where a new query begins. Raises OptionError if the option does not match the existing partitions."""
         spec = self._options.starting
@@ -152,8 +155,8 @@ class Planner:
                 continue
             sentence = f"Option '{name}' names offset {offset} of {tp}, which is beyond its end: {end} {last[tp]}."
             if self._options.fail_on_data_loss:
-                raise OptionError(f"{sentence} -1 means the end. failOnDataLoss=false reads what there is.")
-            _log.warning("%s The query reads what there is.", sentence)
+                raise OptionError(f"{sentence} -1 means the end. failOnDataLoss=false reads the records that exist.")
+            _log.warning("%s The query reads the records that exist.", sentence)
 
     def _specified(self, spec: OffsetSpec, tps: tuple[TopicPartition, ...], name: str) -> dict[TopicPartition, int]:
         wanted = spec.offsets if spec.offsets is not None else dict.fromkeys(tps, spec.offset)

@@ -24,7 +24,7 @@ from klamm.client.client_errors import (
     UnknownTopicError,
 )
 from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED, ClusterClient, PendingFetch
-from klamm.client.patience import FETCH_BACKOFF_MS, LOST_AFTER_MS, Patience
+from klamm.client.patience import FETCH_BACKOFF_MS, LOST_AFTER_MS, remaining
 from klamm.clock import Clock, SystemClock
 from klamm.protocol.messages.fetch import PartitionData
 from klamm.spark.decode.batch_scan import Aborted, AbortedByMarkers, Chunk, CorruptBatchError, NothingAborted, scan
@@ -260,10 +260,8 @@ class _RangeFetcher:
     @contextmanager
     def _question(self) -> Iterator[None]:
         """Ask about a problem until the deadline of the range; without an answer the range decides what follows."""
-        call = self._client.config.patience
-        rest = Patience(max(0, int(self._left_s() * 1000)), call.backoff_ms, call.request_ms)
         try:
-            with self._client.within(rest):
+            with self._client.within(remaining(self._client.config.patience, self._left_s())):
                 yield
         except UnknownTopicError:
             raise

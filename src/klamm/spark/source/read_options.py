@@ -1,6 +1,6 @@
 """The options of `format("klamm")` for reading: names, defaults, precedence and refusals of Spark's Kafka connector.
 
-Pure: options in, a frozen `ReadOptions` out, or an `OptionError` that names the option. Keys arrive in any case.
+Pure: options in, a frozen `ReadOptions` out, or an `OptionError` that names the option. The case of keys is ignored.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_WAIT_S: Final = 0.005
 _LONGEST_WAIT_S: Final = 0.05
-_CREATED_ANEW: Final = "the topic was deleted and created again"
+_CREATED_AGAIN: Final = "the topic was deleted and created again"
 
 
 class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -136,7 +136,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         recreated = self._recreated(ids)
         for r in wanted:
             if r.tp.topic in recreated:
-                loss(r, _CREATED_ANEW, self._options)
+                loss(r, _CREATED_AGAIN, self._options)
         return [r for r in wanted if r.tp.topic not in recreated]
 
     # --- where a batch ends ---
@@ -148,7 +148,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = tuple(tp for tp in tps if tp not in began.offsets)
         resolved = dict(began.offsets) if began.is_initial else {}
         resolved |= self._begin_new(new)
-        last = self._latest_of(began, tps)
+        last = self._not_before(began, self._latest_of(began, tps))
         resets = self._resets(began, last)
         resolved |= resets
         start = {tp: offset for tp, offset in {**began.offsets, **resolved}.items() if tp in last}
@@ -171,6 +171,16 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = self._target
         known = {tp: self._target.get(tp, offset) for tp, offset in began.offsets.items() if tp in tps}
         return known | {tp: self._target[tp] for tp in tps if tp in self._target and tp not in began.offsets}
+
+    def _not_before(self, began: SourceOffset, last: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Keep a position beyond the last stable offset if the log has it: earlier runs were read_uncommitted."""
+        ahead = tuple(tp for tp, end in last.items() if end < began.offsets.get(tp, end))
+        if not ahead or not self._options.read_committed:
+            return last
+        recreated = self._recreated({**self._ids, **began.topic_ids})
+        ahead = tuple(tp for tp in ahead if tp.topic not in recreated)
+        ends = self._planning().high_watermarks(ahead)
+        return last | {tp: began.offsets[tp] for tp in ahead if ends[tp] >= began.offsets[tp]}
 
     def _limited(
         self, start: Mapping[TopicPartition, int], last: dict[TopicPartition, int], limit: ReadLimit
@@ -217,7 +227,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start is None:
                 continue
             if tp.topic in recreated:
-                loss(OffsetRange(tp, start, max(end, start + 1)), _CREATED_ANEW, self._options)
+                loss(OffsetRange(tp, start, max(end, start + 1)), _CREATED_AGAIN, self._options)
                 found |= self._planning().earliest((tp,))
             elif end < start:
                 why = f"the log ends at {end}: an unclean election truncated it, or the topic was created again"

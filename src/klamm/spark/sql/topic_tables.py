@@ -4,6 +4,8 @@ The columns of a table are the fields of its JSON values, typed by a sample of t
 (both as text), `_topic`, `_partition`, `_offset` and `_timestamp`. If a value itself has a field `key` or `value`, the
 record's column is called `_key` or `_value`.
 
+Records of open and aborted transactions are not read, unless the options name another isolation level.
+
 ``delta.`path` `` is a Delta table, read by the files of its newest version. Spark without Delta's jar does not support
 it. Reading the directory as Parquet would include files of older versions, so that is refused.
 """
@@ -16,7 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from klamm.client.cluster_client import READ_COMMITTED, READ_UNCOMMITTED
 from klamm.errors import KlammError
+from klamm.spark.source.option_names import with_committed_reads
 from klamm.spark.sql.table_names import Relation, SqlTextError, relations, renamed
 
 if TYPE_CHECKING:
@@ -38,7 +42,9 @@ class TopicTables:
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
-        self._options = {"kafka.bootstrap.servers": bootstrap_servers, **(options or {})}
+        self._options = with_committed_reads({"kafka.bootstrap.servers": bootstrap_servers, **(options or {})})
+        level = next(v for k, v in self._options.items() if k.lower() == "kafka.isolation.level")
+        self._isolation = READ_COMMITTED if level.lower() == "read_committed" else READ_UNCOMMITTED
         self._topics = topics
         self._schemas: dict[str, StructType | None] = {}
 
@@ -120,9 +126,14 @@ class TopicTables:
         starting = self._sample_offsets(topic)
         if starting is None:
             return iter(())
+        # The newest offsets may all belong to aborted transactions.
+        return iter(self._sample(topic, starting) or self._sample(topic, "earliest"))
+
+    def _sample(self, topic: str, starting: str) -> list[bytes | None]:
         options = {**self._options, "subscribe": topic, "startingOffsets": starting}
         sample = self._spark.read.format("klamm").options(**options).load().select("value").limit(2 * SAMPLE)
-        return iter(sample.toArrow().column(0).to_pylist())
+        values: list[bytes | None] = sample.toArrow().column(0).to_pylist()
+        return values
 
     def _sample_offsets(self, topic: str) -> str | None:
         """Return offsets before the newest records of every partition; None for an empty topic."""
@@ -132,7 +143,7 @@ class TopicTables:
         given = {k.removeprefix("kafka."): v for k, v in self._options.items() if k.startswith("kafka.")}
         with driver_client(given["bootstrap.servers"], given) as client:
             tps = [TopicPartition(topic, index) for index in client.topics([topic]).get(topic, [])]
-            first, last = client.earliest(tps), client.latest(tps)
+            first, last = client.earliest(tps), client.latest(tps, self._isolation)
         if not any(last[tp] > first[tp] for tp in tps):
             return None
         share = max(1, SAMPLE // len(tps))

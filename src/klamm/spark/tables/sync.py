@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from klamm.spark.dataframes import topic
 from klamm.spark.query.triggers import Trigger
+from klamm.spark.source.option_names import with_committed_reads
 from klamm.spark.tables.table_definition import TableDefinition, checkpoint_of, load_definition
 from klamm.spark.tables.write import COMPACT_EVERY, to_table
 
@@ -48,7 +49,7 @@ def sync(
 
 
 def _frame(spark: SparkSession, definition: TableDefinition, servers: str, options: Mapping[str, object]) -> DataFrame:
-    given: dict[str, object] = {"startingOffsets": definition.starting_offsets, **options}
+    given = with_committed_reads({"startingOffsets": definition.starting_offsets, **options})
     read = topic(
         spark,
         definition.topic,

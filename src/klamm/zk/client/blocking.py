@@ -17,11 +17,13 @@ from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
 from klamm.zk.model.ops import (
     Code,
     ConnectionLoss,
+    Create,
     Exists,
     GetChildren,
     GetData,
     MarshallingError,
     MultiFailed,
+    NodeExists,
     NoNode,
     ReadOp,
     WriteOp,
@@ -102,6 +104,16 @@ class BlockingSession:
         results = self._ask(Multi([self._chroot.enter(op) for op in operations]))
         if (failure := multi_failure(operations, tuple(results))) is not None:
             raise MultiFailed(failure)
+
+    def create_chroot(self) -> None:
+        """Create the chroot if it is missing. Raises ZkError if it is impossible."""
+        for path in self._chroot.levels():
+            if self._ask(Read(Exists(path))) is not None:
+                continue
+            missing = Create(path, acl=self._chroot.acl_of(path))
+            failure = multi_failure([missing], tuple(self._ask(Multi([missing]))))
+            if failure is not None and not isinstance(failure.error, NodeExists):
+                raise failure.error
 
     def exists(self, path: str) -> bool:
         return self._read(Exists(path)) is not None

@@ -17,23 +17,23 @@ CHECKS: Final = 20
 class Heartbeat:
     def __init__(self, timeout_s: float, now_s: float) -> None:
         self._timeout_s = timeout_s
-        self._heard_s = now_s
+        self._received_s = now_s
         self._asked_s = now_s
         self._is_answered = True
 
-    def hear(self, now_s: float) -> None:
-        self._heard_s = now_s
+    def receive(self, now_s: float) -> None:
+        self._received_s = now_s
         self._is_answered = True
 
     def is_due(self, now_s: float, sent_s: float) -> bool:
         """Whether to ping now: one side has sent nothing for a quarter of the timeout."""
-        told_s = max(sent_s, self._asked_s)  # a ping may wait behind data that the server does not read
-        if not self._is_answered or now_s - min(self._heard_s, told_s) <= self._timeout_s / 4:
+        last_sent_s = max(sent_s, self._asked_s)  # a ping may wait behind data that the server does not read
+        if not self._is_answered or now_s - min(self._received_s, last_sent_s) <= self._timeout_s / 4:
             return False
         self._asked_s = now_s
         self._is_answered = False
         return True
 
     def is_lost(self, now_s: float) -> bool:
-        silence_s, wait_s = now_s - self._heard_s, now_s - self._asked_s
+        silence_s, wait_s = now_s - self._received_s, now_s - self._asked_s
         return not self._is_answered and silence_s > self._timeout_s * 2 / 3 and wait_s > self._timeout_s / 4

@@ -313,7 +313,7 @@ class SocketConnection:
         connection = open_socket(candidate.address, candidate.name, patience_s, self._security.tls)
         self._socket = connection
         if self._stopping.is_set():
-            raise ConnectionBroken("it is not needed any more")
+            raise ConnectionBroken("it is no longer needed")
         hello = _CONNECT.pack(45, 0, self.last_zxid, self._timeout_ms, self.session_id, 16, self.password, False)
         connection.sendall(hello)
         (size,) = _INT.unpack(read_exactly(connection, 4))
@@ -380,13 +380,13 @@ class SocketConnection:
                 chunk = None
             now_s = time.monotonic()
             if chunk:
-                heartbeat.hear(now_s)
+                heartbeat.receive(now_s)
                 came += chunk
                 self._take_frames(came)
             elif chunk is not None:
                 raise ConnectionBroken("the server closed it")
             elif heartbeat.is_lost(now_s):
-                raise ConnectionBroken("nothing is heard from the server")
+                raise ConnectionBroken("the server is silent")
             if self._stalled is None and (pulse := watch.stalled(self._pulses, now_s)) is not None:
                 self._give_up(pulse)
             if heartbeat.is_due(now_s, self._last_sent_s):

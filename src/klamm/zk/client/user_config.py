@@ -35,6 +35,7 @@ def users(session: BlockingSession) -> list[str]:
 def alter_user_settings(session: BlockingSession, user: str, changes: Mapping[str, str | None]) -> None:
     """Change settings, None removes one, and notify running brokers. Raises ZkError if the change is impossible."""
     path = paths.config_entity_path(USERS, paths.sanitize(user))
+    session.create_chroot()
     for _ in range(_ATTEMPTS):
         before, version = session.get_with_version(path)
         settings = znodes.decode_config(path, before)

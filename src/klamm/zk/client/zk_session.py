@@ -327,36 +327,6 @@ class ZkSession:
                 pass
             return
 
-    async def register_ephemeral(self, path: str, data: bytes) -> Stat:
-        """Create an ephemeral znode as Kafka's brokers do: its data version becomes 1, and its czxid is the epoch.
-
-        A znode of this session is kept, one of this client's previous session is replaced, and one of another session
-        raises NodeExists.
-        """
-        while True:
-            try:
-                results = await self.multi([Create(path, None, ephemeral=True), SetData(path, data, 0)])
-            except ConnectionLoss:
-                if self._closing:
-                    raise
-                continue
-            except MultiFailed as failed:
-                if not isinstance(failed.error, NodeExists):
-                    raise failed.error from None
-            else:
-                return cast(SetDataResult, results[1]).stat
-            stat = (await self.read(Exists(path))).stat
-            if stat is not None and stat.ephemeral_owner == self.session_id:
-                return stat
-            if stat is not None:
-                await self._remove_leftover(path, stat)
-
-    async def _remove_leftover(self, path: str, stat: Stat) -> None:
-        if stat.ephemeral_owner != self.previous_session_id or not self.previous_session_id:
-            raise NodeExists(path, f"{path} belongs to the session {stat.ephemeral_owner:#x} of another broker")
-        with contextlib.suppress(NoNode, ConnectionLoss):
-            await self.delete(Delete(path))
-
     # --- watches -----------------------------------------------------------------------------------------------------
 
     def on_change(self, path: str, handler: Callable[[WatchEvent], object]) -> None:

@@ -33,6 +33,7 @@ MIGRATION: Final = "/migration"
 CONSUMERS: Final = "/consumers"
 PEER_SECRET: Final = "/klamm/peer_secret"
 SETTLED_LEADERS: Final = "/klamm/settled_leaders"
+LOST_RECORDS: Final = "/klamm/lost_records"
 DEFAULT_ENTITY: Final = "<default>"
 ACL: Final = "/kafka-acl"
 ACL_EXTENDED: Final = "/kafka-acl-extended/prefixed"
@@ -158,6 +159,12 @@ ZNODES: Final = (
         "the controller, when all leaders that it elected have answered; the time of the write counts",
         fenced=True,
     ),
+    ZnodeRule(
+        "/klamm/lost_records/{loss}",
+        Mode.PERSISTENT,
+        "lost_records",
+        "a leader that lacks acknowledged records; `klamm partition confirm-loss` removes it",
+    ),
     ZnodeRule("/kafka-acl/{type}/{name}", Mode.PERSISTENT, "acl", _ACL_WRITER),
     ZnodeRule("/kafka-acl-extended/prefixed/{type}/{name}", Mode.PERSISTENT, "acl", _ACL_WRITER),
     ZnodeRule("/kafka-acl-changes/acl_changes_", Mode.SEQUENTIAL, "acl_change", "the writer of an ACL, after it"),
@@ -190,6 +197,11 @@ def partition_path(topic: str, partition: int) -> str:
 
 def partition_state_path(topic: str, partition: int) -> str:
     return f"{TOPICS}/{topic}/partitions/{partition}/state"
+
+
+def lost_records_path(topic: str, partition: int, start_offset: int, end_offset: int) -> str:
+    """Return the path of one loss: it is the same one if the loss is reported again."""
+    return f"{LOST_RECORDS}/{topic}-{partition}-{start_offset}-{end_offset}"
 
 
 def delete_topic_path(topic: str) -> str:

@@ -8,7 +8,7 @@ Rules that are easy to get wrong, all of them ZooKeeper's:
 - a parent's shown `cversion` counts creations and deletions of children, and starts below zero at `/`;
 - a child's creation or deletion moves the parent's `pzxid`, nothing else of it;
 - a multi has one zxid; in a failed one, operations before the failing one answer OK, later ones RUNTIME_INCONSISTENCY;
-- a deleted znode tells a watcher of both its data and its children once;
+- a deleted znode notifies a watcher of both its data and its children once;
 - a read of data or children sets no watch when the znode is missing, `Exists` does.
 """
 
@@ -121,13 +121,6 @@ class ZnodeTree:
         """Return the sessions whose timeout has passed, longest overdue first."""
         overdue = [s for s in self.sessions.values() if s.deadline_ms <= now_ms]
         return [s.id for s in sorted(overdue, key=lambda s: (s.deadline_ms, s.id))]
-
-    def expire_sessions(self, now_ms: int) -> list[int]:
-        """End every overdue session; return their ids."""
-        overdue = self.overdue_sessions(now_ms)
-        for session_id in overdue:
-            self.close_session(session_id, now_ms)
-        return overdue
 
     def close_session(self, session_id: int, now_ms: int, journal: Journal = _unlogged) -> None:
         """End a session, by request or by expiry. Its ephemeral znodes are removed under one zxid."""

@@ -307,6 +307,45 @@ def decode_log_dir_event(path: str, data: bytes | None) -> int:
 
 
 @lazy_dataclass(frozen=True, slots=True)
+class LostRecords:
+    """Acknowledged records that no replica has: offsets `start_offset` to `end_offset`, without the latter.
+
+    `broker_id` is the leader that noticed it.
+    """
+
+    topic_partition: TopicPartition
+    topic_id: UUID
+    start_offset: int
+    end_offset: int
+    broker_id: int
+
+
+def encode_lost_records(lost: LostRecords) -> bytes:
+    return to_json(
+        {
+            "version": 1,
+            "topic": lost.topic_partition.topic,
+            "topic_id": encode_topic_id(lost.topic_id),
+            "partition": lost.topic_partition.partition,
+            "start_offset": lost.start_offset,
+            "end_offset": lost.end_offset,
+            "broker": lost.broker_id,
+        }
+    )
+
+
+def decode_lost_records(path: str, data: bytes | None) -> LostRecords:
+    value = from_json(path, data)
+
+    def build() -> LostRecords:
+        tp = TopicPartition(str(value["topic"]), int32(value["partition"]))
+        topic_id = decode_topic_id(value["topic_id"])
+        return LostRecords(tp, topic_id, int(value["start_offset"]), int(value["end_offset"]), int32(value["broker"]))
+
+    return parse(path, build)
+
+
+@lazy_dataclass(frozen=True, slots=True)
 class ProducerIdBlock:
     """Producer ids `block_start` to `block_end`, both included, allocated to one broker."""
 

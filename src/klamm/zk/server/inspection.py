@@ -10,10 +10,10 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.zk.model.ops import ZkError
@@ -45,7 +45,14 @@ from klamm.zk.server.txnlog import (
     write_snapshot,
 )
 
+T = TypeVar("T")
 _BACKUP: Final = "backup-"
+OnStep = Callable[[int, int], None]
+"""Receives the numbers of finished and of all steps. A step reads one file, or recovers a state from several."""
+
+
+def _ignore(done: int, total: int) -> None:
+    """Report no progress."""
 
 
 class FileState(Enum):
@@ -106,17 +113,18 @@ class Repaired:
     last_zxid: int
 
 
-def inspect(directory: Path) -> Report:
+def inspect(directory: Path, on_step: OnStep = _ignore) -> Report:
     """Read every file. Raises DataDirError if the directory is not that of an embedded server."""
     if not directory.is_dir():
         raise DataDirError(f"{directory} is not a directory")
     snapshots, logs = numbered(directory, "snapshot"), numbered(directory, "log")
     if not snapshots and not logs:
         raise DataDirError(f"{directory} holds no files of an embedded ZooKeeper")
-    files = [_snapshot_report(snapshot_path(directory, zxid), zxid) for zxid in snapshots]
+    steps = _Steps(2 * len(snapshots) + len(logs) + 2, on_step)
+    files = [steps.done(_snapshot_report(snapshot_path(directory, zxid), zxid)) for zxid in snapshots]
     last_used = logs[-1 - len(begun_logs(directory, logs))] if logs else 0
     durable_zxid = max(snapshots, default=0)
-    files += [_log_report(log_path(directory, z), z, durable_zxid, is_last=z == last_used) for z in logs]
+    files += [steps.done(_log_report(log_path(directory, z), z, durable_zxid, is_last=z == last_used)) for z in logs]
     tree = ZnodeTree()
     recovered, problem = None, ""
     try:
@@ -124,9 +132,23 @@ def inspect(directory: Path) -> Report:
         recovered = tree.last_zxid
     except DataDirError as error:
         problem = getattr(error, "problem", str(error))
+    steps.done(recovered)
     highest = max(file.highest for file in files)
     unreadable = files[-1].unreadable_end
-    return Report(tuple(files), recovered, problem, _choices(directory), highest, unreadable, is_in_use(directory))
+    choices = _choices(directory, steps)
+    return Report(tuple(files), recovered, problem, choices, highest, unreadable, is_in_use(directory))
+
+
+class _Steps:
+    """Counts the finished steps of an inspection."""
+
+    def __init__(self, total: int, on_step: OnStep) -> None:
+        self._done, self._total, self._on_step = 0, total, on_step
+
+    def done(self, result: T) -> T:
+        self._done += 1
+        self._on_step(self._done, self._total)
+        return result
 
 
 def is_in_use(directory: Path) -> bool:
@@ -144,7 +166,7 @@ def is_in_use(directory: Path) -> bool:
     return False
 
 
-def repair(directory: Path, zxid: int, now_ms: int) -> Repaired:
+def repair(directory: Path, zxid: int, now_ms: int, on_step: OnStep = _ignore) -> Repaired:
     """Set the directory to the state after change `zxid`, one of the choices of `inspect`.
 
     Sessions end, and epochs and producer ids continue beyond those that lost changes may have used. Raises
@@ -154,7 +176,7 @@ def repair(directory: Path, zxid: int, now_ms: int) -> Repaired:
         raise DataDirError(f"{directory} is not a directory")
     data_dir = DataDir(directory)
     try:
-        report = inspect(directory)
+        report = inspect(directory, on_step)
         choice = next((choice for choice in report.choices if choice.zxid == zxid), None)
         if choice is None:
             raise DataDirError(f"the state after change {zxid:#x} cannot be recovered from {directory}")
@@ -253,7 +275,7 @@ def _records(content: bytes) -> Iterator[tuple[int, LogRecord]]:
             return
 
 
-def _choices(directory: Path) -> tuple[Choice, ...]:
+def _choices(directory: Path, steps: _Steps) -> tuple[Choice, ...]:
     """Return the different states, the latest first."""
     found: dict[int, Choice] = {}
     for base in [*reversed(numbered(directory, "snapshot")), 0]:
@@ -261,6 +283,8 @@ def _choices(directory: Path) -> tuple[Choice, ...]:
             tree, time_ms = _reach(directory, base)
         except DataDirError:
             continue
+        finally:
+            steps.done(None)
         if tree.last_zxid > 0:
             found.setdefault(tree.last_zxid, Choice(tree.last_zxid, base, time_ms))
     return tuple(sorted(found.values(), key=lambda choice: -choice.zxid))

@@ -29,7 +29,7 @@ def test_a_broker_that_leads_before_it_has_metadata_waits() -> None:
     assert locate(GONE) is Destination.DELETED
 
 
-def test_metadata_of_an_earlier_controller_do_not_tell() -> None:
+def test_metadata_of_an_earlier_controller_is_ignored() -> None:
     cache = MetadataCache(1)
     cache.update(update(1))
     locate = locate_by_metadata(cache, lambda: 2)

@@ -118,7 +118,7 @@ def test_while_a_transition_is_written_other_requests_are_concurrent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
         (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
@@ -126,16 +126,16 @@ def test_while_a_transition_is_written_other_requests_are_concurrent() -> None:
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_a_transition_that_is_not_written_is_cancelled(error: ErrorCode, told: ErrorCode) -> None:
+def test_a_transition_that_is_not_written_is_cancelled(error: ErrorCode, reported: ErrorCode) -> None:
     broker = TxnHarness().start()
     producer = broker.new_producer()
     broker.log.error = error
-    assert broker.add(producer) is told
+    assert broker.add(producer) is reported
     assert broker.state() is STATES.EMPTY and broker.txn.pending is None
     broker.log.error = NONE
     assert broker.add(producer) is NONE
     broker.log.error = error
-    assert broker.commit(producer) is told
+    assert broker.commit(producer) is reported
     assert broker.state() is STATES.ONGOING
     broker.log.error = NONE
     assert broker.commit(producer) is NONE
@@ -227,7 +227,7 @@ def test_an_abort_after_a_commit_succeeds_only_if_the_producer_knows_that_it_com
     assert broker.abort(producer, origin=3) is NONE
 
 
-def test_after_a_take_over_nobody_is_known_to_know() -> None:
+def test_after_a_take_over_no_producer_is_known_to_know_the_outcome() -> None:
     broker = TxnHarness().start()
     producer = broker.new_producer(origin=1)
     broker.add(producer, origin=1)
@@ -301,3 +301,17 @@ def test_requests_elsewhere_and_after_the_end_are_refused() -> None:
     producer = broker.new_producer()
     broker.coordinator.shutdown()
     assert broker.add(producer) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_the_producer_has_its_answer_before_the_markers_are_sent() -> None:
+    broker = TxnHarness().start()
+    producer = broker.new_producer()
+    broker.add(producer, T0)
+    broker.log.holds = True
+    seen: list[tuple[ErrorCode, int]] = []
+    ending = broker.coordinator.end_transaction(TXN, *producer, commit=True)
+    ending.then(lambda result: seen.append((result.error, len(broker.leaders.received))))
+    broker.log.holds = False
+    broker.log.release()
+    assert seen == [(NONE, 0)]
+    assert broker.state() is STATES.COMPLETE_COMMIT and len(broker.leaders.received) == 1

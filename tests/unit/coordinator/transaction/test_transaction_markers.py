@@ -166,6 +166,18 @@ def test_a_transaction_whose_partitions_are_all_deleted_completes() -> None:
     assert broker.state() is STATES.COMPLETE_ABORT
 
 
+def test_nothing_is_appended_while_the_outcome_becomes_known() -> None:
+    """It becomes known inside of a change of the log. A follower whose fetch caused it would miss another record."""
+    broker = TxnHarness().start()
+    broker.leaders.where = {T0: Destination.DELETED}
+    producer = broker.new_producer()
+    broker.add(producer, T0)
+    ended = broker.coordinator.end_transaction(TXN, *producer, commit=True)
+    assert ended.value.error is ErrorCode.NONE and broker.state() is STATES.PREPARE_COMMIT
+    broker.scheduler.run_jobs()
+    assert broker.state() is STATES.COMPLETE_COMMIT
+
+
 def test_many_partitions_are_sent_in_several_requests() -> None:
     broker = TxnHarness().start()
     partitions = [TopicPartition("t", index) for index in range(2 * MAX_PARTITIONS_PER_REQUEST + 1)]

@@ -242,7 +242,9 @@ class TxnHarness:
         origin: int | None = None,
         version: TransactionVersion = TV_0,
     ) -> EndTxnResult:
-        return self.coordinator.end_transaction(TXN, *producer, commit=commit, version=version, origin=origin).value
+        ended = self.coordinator.end_transaction(TXN, *producer, commit=commit, version=version, origin=origin)
+        self.scheduler.run_jobs()
+        return ended.value
 
     def commit(self, producer: ProducerIdAndEpoch, **how: int) -> ErrorCode:
         return self.end(producer, commit=True, origin=how.get("origin")).error

@@ -1,4 +1,4 @@
-"""The parts of a broker that talk to other brokers: fetchers, ISR changes, and channels to the controller."""
+"""The clients by which a broker calls others: fetchers, ISR changes, channels to the controller, transactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from klamm.server.schedules import Scheduler
 _CREATE_TOPICS_VERSION: Final = 7
 
 
-class Replication:
+class InterBrokerClients:
     """Created after the broker's owners, started after the registration. Lives on the broker loop."""
 
     def __init__(self, broker: Broker) -> None:

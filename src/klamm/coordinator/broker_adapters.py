@@ -1,4 +1,7 @@
-"""Connects the coordinator to a broker: its event loop, replicas, metadata and metrics."""
+"""The broker as the coordinators see it: its event loop as a scheduler, and its replicas as a log.
+
+`create_group_coordinator` connects the coordinator of groups to both, and to metadata and metrics.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,14 @@ from klamm.log import AppendOrigin, AppendResult, Log
 from klamm.metadata import MetadataCache
 from klamm.metrics import MetricsRegistry
 from klamm.model import GROUP_METADATA_TOPIC, ConnectionOrder, TopicPartition, TransactionVersion
+from klamm.waiting import follow
 
 _log = logging.getLogger("klamm.coordinator")
 
 T = TypeVar("T")
 AppendResults = dict[TopicPartition, AppendResult]
+Follower = Callable[["asyncio.Future[AppendResults]"], object]
+Follow = Callable[["asyncio.Future[AppendResults]", Follower], None]
 Leadership = Sequence[tuple[TopicPartition, int]]
 
 
@@ -139,14 +145,24 @@ async def _run(job: Iterator[None]) -> None:
 class ReplicaOffsetsLog:
     """The partitions of `__consumer_offsets`, or of another internal topic, in the ReplicaManager."""
 
-    def __init__(self, replicas: Replicas, append_records: AppendRecords, topic: str = GROUP_METADATA_TOPIC) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        append_records: AppendRecords,
+        topic: str = GROUP_METADATA_TOPIC,
+        *,
+        is_prompt: bool = False,
+    ) -> None:
+        """`is_prompt`: results are known inside of the change of the log. Code that learns of them must not append."""
         self._replicas = replicas
         self._append_records = append_records
         self._topic = topic
+        self._follow = _follow_promptly if is_prompt else _follow_later
 
     def append(self, partition: int, batch: bytes, timeout_ms: int) -> Deferred[Appended]:
         tp = TopicPartition(self._topic, partition)
-        return _later(self._append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms), tp)
+        outcome = self._append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms)
+        return _later(outcome, tp, self._follow)
 
     def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
         built: Deferred[bytes | None] = Deferred()
@@ -211,15 +227,32 @@ class ReplicaGroupLog(ReplicaOffsetsLog):
             connection=producer.connection,
             admit=admit,
         )
-        return _later(outcome, tp)
+        return _later(outcome, tp, self._follow)
 
 
-def _later(outcome: AppendResults | asyncio.Future[AppendResults], tp: TopicPartition) -> Deferred[Appended]:
+def _later(
+    outcome: AppendResults | asyncio.Future[AppendResults], tp: TopicPartition, follow_outcome: Follow
+) -> Deferred[Appended]:
     if not isinstance(outcome, asyncio.Future):
         return Deferred.of(_appended(outcome, tp))
     appended: Deferred[Appended] = Deferred()
-    outcome.add_done_callback(lambda done: appended.complete(_appended_later(done, tp)))
+    follow_outcome(outcome, lambda done: appended.complete(_appended_later(done, tp)))
     return appended
+
+
+def _follow_later(outcome: asyncio.Future[AppendResults], follower: Follower) -> None:
+    """The callbacks of groups may append: they run in a later turn of the loop."""
+    outcome.add_done_callback(follower)
+
+
+def _follow_promptly(outcome: asyncio.Future[AppendResults], follower: Follower) -> None:
+    def guarded(done: asyncio.Future[AppendResults]) -> None:
+        try:
+            follower(done)
+        except Exception:  # A bug of the coordinator. It does not belong to the request that changed the log.
+            _log.exception("a coordinator failed after a record was written")
+
+    follow(outcome, guarded)
 
 
 def _appended(results: AppendResults, tp: TopicPartition) -> Appended:

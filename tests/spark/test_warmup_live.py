@@ -1,11 +1,19 @@
-"""`klamm spark warmup` archives the classes of Spark's JVM, and a session uses the archive."""
+"""`klamm spark warmup` archives the classes of Spark's JVM, and a session uses the archive.
+
+All tests of Spark use this archive too: conftest.py lets this file run first.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.support.spark_jvm import CACHE, SHORT_LIVED
 
 START = """
 import sys
@@ -15,15 +23,19 @@ ks.session("local[1]", conf=options).stop()
 """
 
 
+@pytest.mark.long
 def test_a_session_maps_the_classes_that_warmup_kept(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "KLAMM_SPARK_LOG": str(tmp_path / "spark.log")}
-    # The JVM archives no classes if its class path has a directory with files, such as that of the tests' settings.
-    environment.pop("SPARK_CONF_DIR", None)
+    shutil.rmtree(CACHE, ignore_errors=True)
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(CACHE),
+        "KLAMM_SPARK_LOG": str(tmp_path / "spark.log"),
+        "SPARK_SUBMIT_OPTS": SHORT_LIVED,
+    }
     warmup = [sys.executable, "-m", "klamm.cli.main", "spark", "warmup"]
     done = subprocess.run(warmup, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    [archive] = cache.glob("klamm/spark-classes-*.jsa")
+    [archive] = CACHE.glob("klamm/spark-classes-*.jsa")
     assert str(archive) in done.stdout
     left = [path.name for path in archive.parent.iterdir() if "spark-classes" in path.name]
     assert left == [archive.name], "the temporary directory is removed"

@@ -1,0 +1,117 @@
+"""Why a broker and a client do not accept each other: an attempt to log in, and a look at the broker's listener."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from klamm.client.blocking_connection import BROKER_CLOSED, Address, BlockingConnection, NotKafkaError
+from klamm.client.client_errors import AuthenticationError
+from klamm.errors import ErrorCode
+from klamm.model import SecurityProtocol
+from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from klamm.security.client_security import PLAINTEXT, ClientSecurity
+from klamm.security.tls.contexts import TlsSettings
+
+_CLIENT_ID: Final = "klamm-diagnosis"
+_UNVERIFIED: Final = ClientSecurity(SecurityProtocol.SSL, TlsSettings(checks_certificate=False))
+"""Only asks which security the listener has: nothing that matters is sent or believed."""
+_AFTER_HANDSHAKE: Final = ("CERTIFICATE_REQUIRED", "UNEXPECTED_EOF", BROKER_CLOSED)
+"""How a connection without the required certificate ends. Not every broker sends TLS's own reason before it closes."""
+_ADVICE: Final = (
+    ("invalid credentials", "Check the user and the password {where}"),
+    ("Invalid username or password", "Check the user and the password {where}"),
+    ("ILLEGAL_SASL_STATE", "The listener has no SASL: set security.protocol=PLAINTEXT or SSL {where}"),
+    ("It offers:", "Set sasl.mechanism to one of these {where}"),
+    ("mismatch", "Connect with a name that the certificate has, or issue one for this name: klamm tls issue --host"),
+    ("has expired", "Issue a new certificate for the broker: klamm tls issue"),
+    ("not yet valid", "Compare the clocks of both machines"),
+    ("is not trusted", "Set ssl.truststore.location {where} to the certificate of the authority that issued it"),
+)
+
+
+class Problem(NamedTuple):
+    """A reason and an advice, both without a full stop. `{where}` in the advice stands for the client's settings."""
+
+    reason: str
+    advice: str
+
+
+class Listener(NamedTuple):
+    """The security of a listener. If it requires a certificate first, SASL behind it stays unknown."""
+
+    protocol: SecurityProtocol
+    mechanisms: tuple[str, ...] = ()
+    needs_certificate: bool = False
+
+    def __str__(self) -> str:
+        text = f"security.protocol={self.protocol.name}"
+        if self.mechanisms:
+            text += f" with sasl.mechanism={' or '.join(self.mechanisms)}"
+        return f"{text} and a certificate of the client" if self.needs_certificate else text
+
+
+def examine(address: Address, security: ClientSecurity, timeout_s: float) -> Problem | None:
+    """Connect, log in and ask for metadata: None if the broker answers. Raises OSError if nothing answers there."""
+    where = f"{address[0]}:{address[1]}"
+    timeout_ms = timeout_s * 1000
+    try:
+        with BlockingConnection(address, client_id=_CLIENT_ID, timeout_ms=timeout_ms, security=security) as connection:
+            connection.ask(MetadataRequest(topics=[]), MetadataResponse, 1)
+        return None
+    except AuthenticationError as error:
+        reason = str(error).rstrip(".")
+        return Problem(reason, advice_for(reason))
+    except (ConnectionRefusedError, TimeoutError):
+        raise
+    except OSError as error:
+        found = listener_at(address, timeout_s)
+        if found is None and not isinstance(error, NotKafkaError):
+            raise
+        return _mismatch(where, security, found)
+
+
+def advice_for(reason: str) -> str:
+    """Return the advice for a failed authentication."""
+    return next((text for sign, text in _ADVICE if sign in reason), "Check the settings of security {where}")
+
+
+def _mismatch(where: str, security: ClientSecurity, found: Listener | None) -> Problem:
+    if found is None:
+        return Problem(f"{where} does not speak Kafka's protocol", "Compare the port with the broker's listeners")
+    if found.needs_certificate and security.tls is not None:
+        if security.tls.key_pair is None:
+            return Problem(
+                f"The broker at {where} requires a certificate of its clients", "Set ssl.keystore.location {where}"
+            )
+        return Problem(
+            f"The broker at {where} does not trust the certificate of this client",
+            "Use one of an authority in the broker's ssl.truststore.location, whose time has not ended",
+        )
+    own = f"security.protocol={security.protocol.name}"
+    if found.protocol is not security.protocol:
+        return Problem(f"The broker at {where} expects {found}, and this client has {own}", f"Set {found} {{where}}")
+    return Problem(f"The broker at {where} ended the connection of this client", "See the broker's log")
+
+
+def listener_at(address: Address, timeout_s: float) -> Listener | None:
+    """Return the security of the listener at an address; None if it does not speak Kafka's protocol."""
+    for security in (PLAINTEXT, _UNVERIFIED):
+        try:
+            return _listener(address, security, timeout_s)
+        except OSError as error:
+            if security.tls is not None and any(sign in str(error) for sign in _AFTER_HANDSHAKE):
+                return Listener(SecurityProtocol.SSL, needs_certificate=True)
+    return None
+
+
+def _listener(address: Address, security: ClientSecurity, timeout_s: float) -> Listener:
+    """Offer a mechanism that nobody has: a SASL listener answers with those that it accepts."""
+    timeout_ms = timeout_s * 1000
+    with BlockingConnection(address, client_id=_CLIENT_ID, timeout_ms=timeout_ms, security=security) as connection:
+        answer = connection.ask(SaslHandshakeRequest(mechanism=""), SaslHandshakeResponse, 1)
+    if answer.error_code != ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+        return Listener(security.protocol)
+    has_tls = security.tls is not None
+    protocol = SecurityProtocol.SASL_SSL if has_tls else SecurityProtocol.SASL_PLAINTEXT
+    return Listener(protocol, tuple(answer.mechanisms))

@@ -1,0 +1,50 @@
+"""SlicePasses: while requests are worked on in slices, the garbage collector has turns of its own.
+
+Python starts a pass when allocations exceed deallocations. While a large response replaces a large request they do not,
+and the next pass comes late and visits 100,000 objects: 5 to 7 ms. While a large request is decoded, a pass comes in
+the middle of a slice, or two of them. So Python's own passes are held back during such work, and a full pass is made
+between slices, in another turn of the loop.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Final
+
+PASS_SECONDS: Final = 0.0015
+"""Work in slices between two passes. An empty pass takes 0.05 ms."""
+
+
+class SlicePasses:
+    """The passes of one process. `is_enabled` is for processes in which a full pass visits only new objects."""
+
+    def __init__(self, is_enabled: bool = False) -> None:
+        self._is_enabled = is_enabled
+        self._seconds = 0.0
+        self.is_held_back = False
+
+    @property
+    def is_due(self) -> bool:
+        return self._seconds >= PASS_SECONDS
+
+    def hold_back(self) -> None:
+        """A slice begins: Python starts no passes until the next call of `run`."""
+        if self._is_enabled and not self.is_held_back and gc.isenabled():
+            gc.disable()
+            self.is_held_back = True
+
+    def note_slice(self, seconds: float) -> None:
+        if self._is_enabled:
+            self._seconds += seconds
+
+    def run(self) -> None:
+        """Make a pass."""
+        gc.collect()
+        self.end()
+
+    def end(self) -> None:
+        """Let Python start passes again: the work is done, and another thread may continue with it."""
+        self._seconds = 0.0
+        if self.is_held_back:
+            self.is_held_back = False
+            gc.enable()
