@@ -12,17 +12,25 @@ one broker, or other settings, says so:
 The module's dictionary is the keyword arguments of `klamm.testing.LocalCluster`. `klamm_topic` is the name of a topic
 with one partition. Every test gets a new one, which is deleted after the test. `klamm_client_config` has the settings
 of a client, which a secured cluster requires.
+
+The report of a failed test has the last lines of the brokers' logs, for every fixture of it that is a LocalCluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 if TYPE_CHECKING:
     from klamm.local.local_cluster import LocalCluster
+
+REPORTED_LINES: Final = 40
+"""Of each broker's log, in the report of a failed test."""
+REPORTED_BYTES: Final = 16_384
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +59,34 @@ def klamm_topic(klamm_cluster: LocalCluster) -> Iterator[str]:
     klamm_cluster.create_topic(name)
     yield name
     klamm_cluster.delete_topic(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the logs of the brokers to the report: their data directory is usually gone when somebody reads it."""
+    report = yield
+    if report.failed:
+        for name, cluster in _clusters(item):
+            for broker_id in cluster.broker_ids:
+                if lines := _last_lines(cluster.logs(broker_id)):
+                    report.sections.append((f"{name}: log of broker {broker_id}", lines))
+    return report
+
+
+def _clusters(item: pytest.Item) -> Iterator[tuple[str, LocalCluster]]:
+    """Yield the names and values of the item's fixtures that are clusters."""
+    module = sys.modules.get("klamm.local.local_cluster")  # Without it there is no cluster; the import costs time.
+    if module is not None:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, module.LocalCluster):
+                yield name, value
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - REPORTED_BYTES, 0))
+            tail = file.read(REPORTED_BYTES)
+    except OSError:
+        return ""  # a broker that was never started, or a cluster that was closed
+    return "\n".join(tail.decode(errors="replace").splitlines()[-REPORTED_LINES:])
