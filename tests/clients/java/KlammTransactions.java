@@ -82,6 +82,8 @@ public class KlammTransactions {
     static KafkaProducer<String, String> producer(String id, Map<String, Object> extra) {
         Map<String, Object> config = new HashMap<>(Map.of("bootstrap.servers", servers, "transactional.id", id,
                 "max.block.ms", 110000, "linger.ms", 0, "retry.backoff.ms", 20, "reconnect.backoff.ms", 20));
+        // Longer than all waits of a scenario: on a slow machine no transaction may end by itself.
+        config.put("transaction.timeout.ms", 600000);
         config.putAll(extra);
         return new KafkaProducer<>(config, new StringSerializer(), new StringSerializer());
     }
