@@ -257,6 +257,25 @@ def test_the_embedded_zookeeper_requires_its_secret(cluster: LocalCluster) -> No
         session.get("/config/users/admin")
 
 
+def test_status_says_when_it_cannot_check_znodes(cluster: LocalCluster) -> None:
+    from klamm.cli.cluster_problems import zookeeper_of
+    from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.model import paths
+    from klamm.zk.model.ops import Create, Delete
+
+    command, file = ("cluster", "status", "--json"), cluster.data_dir / "broker-1.properties"
+    znode = paths.lost_records_path("orders", 0, 15, 20)
+    with BlockingSession(cluster.zookeeper_connect, WAIT_S, None, zookeeper_of(file)[1]) as session:
+        session.write([Create(paths.LOST_RECORDS), Create(znode, b"garbage")])
+        unchecked = json.loads(klamm(cluster, *command))
+        checked = json.loads(klamm(cluster, *command, "--broker-config", str(file)))
+        session.write([Delete(znode), Delete(paths.LOST_RECORDS)])
+    assert unchecked["problems"] == [] and "requires a login. Pass --broker-config" in unchecked["unchecked"]
+    (problem,) = checked["problems"]
+    assert problem.startswith(f"znode {znode}: ") and checked["unchecked"] is None
+    assert "Znodes were not checked: ZooKeeper at" in klamm(cluster, "cluster", "status")
+
+
 def test_a_killed_broker_returns(cluster: LocalCluster) -> None:
     cluster.kill(2)
     cluster.start(2)

@@ -30,6 +30,8 @@ LONG_S: Final = 600.0
 """Sieges of at least this length are the long form."""
 LONGEST_WAIT_S: Final = 0.25
 """Of a probe, in the long form."""
+P99_DURING_GIANT_FETCH_S: Final = 0.05
+"""Of all probes while somebody fetches 500,000 partitions, in the long form."""
 GROUP: Final = "siege-readers"
 PARTITIONS: Final = 3
 WRITERS: Final = 1
@@ -124,7 +126,8 @@ class Siege:
         self.account = Account(PARTITIONS)
         self.is_long = seconds >= LONG_S
         self.attacks: Counter[str] = Counter()
-        self.peak_bytes: dict[int, int] = {}
+        self.peak_bytes: dict[str, int] = {}
+        """By process."""
         self._steps: list[Step] = []
         self._probes = [Probe(cluster.port(broker_id), self.account) for broker_id in cluster.broker_ids]
 
@@ -177,7 +180,8 @@ class Siege:
             for attacker in attackers:
                 attacker.kill()
         for broker_id in cluster.broker_ids:
-            self.peak_bytes[broker_id] = peak_bytes(cluster.pid(broker_id))
+            self.peak_bytes[f"broker {broker_id}"] = peak_bytes(cluster.pid(broker_id))
+        self.peak_bytes["ZooKeeper"] = peak_bytes(cluster.zookeeper_pid)
 
     def _judge(self) -> list[str]:
         servers = self.cluster.bootstrap_servers
@@ -203,17 +207,17 @@ class Siege:
             worst = ", ".join(f"{1000 * s:.0f} ms ({self._during(at, at + s)})" for s, at in waits.worst(5))
             tail = f"p99 {1000 * percentile(waits.seconds, 0.99):.1f} ms"
             lines.append(f"  {probe.name}: {len(waits.seconds)} answers, {tail}, longest {worst}")
-        for name, seconds in sorted(self._waits_by_attack().items()):
+        for name, seconds in sorted(self.waits_by_attack().items()):
             tail = f"p99 {1000 * percentile(seconds, 0.99):.1f} ms"
             lines.append(f"  {name}: {self.attacks[name]} times, longest wait {1000 * max(seconds):.0f} ms, {tail}")
-        peaks = ", ".join(f"broker {broker_id} {peak >> 20} MiB" for broker_id, peak in self.peak_bytes.items())
+        peaks = ", ".join(f"{process} {peak >> 20} MiB" for process, peak in self.peak_bytes.items())
         return "\n".join([*lines, f"  peak memory: {peaks}"])
 
     @property
     def longest_wait_s(self) -> float:
         return max(second for probe in self._probes for second in probe.waits.seconds)
 
-    def _waits_by_attack(self) -> dict[str, list[float]]:
+    def waits_by_attack(self) -> dict[str, list[float]]:
         """The waits of all probes during each attack; with two attackers a wait may count for several."""
         found: dict[str, list[float]] = defaultdict(list)
         steps = sorted(self._steps, key=lambda step: step.began)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
@@ -26,13 +27,14 @@ from klamm.cli.cluster_partitions import (
     missing_brokers,
     notable_partitions,
 )
-from klamm.cli.cluster_problems import find_problems
+from klamm.cli.cluster_problems import find_problems, zookeeper_of
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.replica_problems import PROBLEM_METRIC, ReplicaProblem, problem_row, replica_problems
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse
+    from klamm.zk.client.zk_security import ZkSecurity
 
 app = typer.Typer(help="Inspect a cluster as a whole.", no_args_is_help=True)
 
@@ -87,8 +89,8 @@ class ClusterStatus:
     """The whole cluster.
 
     `controller_problem` is None if the controller claims the role. `zookeeper_answers` is None if no broker reports it.
-    `problems` are sentences about problems that no partition shows, with remedies. Partitions that are only being moved
-    are not among the unhealthy ones.
+    `problems` are sentences about problems that no partition shows, with remedies. `unchecked` is the reason why znodes
+    were not checked, None if they were. Partitions that are only being moved are not among the unhealthy ones.
     """
 
     cluster_id: str | None = None
@@ -106,6 +108,7 @@ class ClusterStatus:
     unwell_partitions: list[PartitionStatus] = field(default_factory=list)
     moving_partitions: list[PartitionStatus] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unchecked: str | None = None
     replica_problems: list[ReplicaProblem] = field(default_factory=list)
 
     @property
@@ -129,6 +132,15 @@ def status(
         ),
     ] = [],  # noqa: B006
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each broker.")] = 3.0,
+    broker_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--broker-config",
+            metavar="FILE",
+            help="Configuration of a broker with its credentials for ZooKeeper: required to check znodes if ZooKeeper "
+            "demands a login.",
+        ),
+    ] = None,
     format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -157,7 +169,8 @@ def status(
     (*) from the brokers' metrics; `-` for brokers without klamm.metrics.port. Replicas with a damaged log or another
     topic's id are known from metrics too, and are not shown for such brokers.
     """
-    found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout)
+    security = None if broker_config is None else zookeeper_of(broker_config)[1]
+    found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout, security)
     if found is None:
         fail(unreachable(bootstrap_server))
     if as_json or format_ is Format.JSON:
@@ -170,7 +183,12 @@ def status(
         raise typer.Exit(EXIT_UNDECIDED)
 
 
-def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s: float) -> ClusterStatus | None:
+def look(
+    bootstrap: Iterable[Address],
+    metrics: Mapping[int, Address],
+    timeout_s: float,
+    zookeeper_security: ZkSecurity | None = None,
+) -> ClusterStatus | None:
     """Return None if no initial broker answers."""
     first = next((answer for address in bootstrap if (answer := ask_metadata(address, timeout_s)) is not None), None)
     if first is None:
@@ -200,7 +218,9 @@ def look(bootstrap: Iterable[Address], metrics: Mapping[int, Address], timeout_s
     result.zookeeper_answers = None if whom is None else zookeeper_answers(whom, timeout_s)
     if whom is not None:
         unwell = [TopicPartition(each.topic, each.partition) for each in result.unwell_partitions]
-        result.problems = find_problems(whom, answering[0].node_id, truth, unwell, timeout_s)
+        result.problems, result.unchecked = find_problems(
+            whom, answering[0].node_id, truth, unwell, timeout_s, zookeeper_security
+        )
     return result
 
 
@@ -301,6 +321,8 @@ def _show(found: ClusterStatus) -> None:
     if found.replica_problems:
         say()
         table(("BROKER", "PARTITION", "PROBLEM", "REMEDY"), map(problem_row, found.replica_problems))
+    if found.unchecked is not None:
+        note(found.unchecked)
     if unread := [str(broker.id) for broker in found.brokers if broker.answers and broker.controller_epoch is None]:
         note(_UNREAD_METRICS.format(f"{'s' if len(unread) > 1 else ''} {', '.join(unread)}"))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.config.entries import ConfigSource
 from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
@@ -12,6 +13,8 @@ from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPart
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse
     from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.client.zk_security import ZkSecurity
+    from klamm.zk.model.ops import ZkError
 
 _OFFSETS_FACTOR: Final = "offsets.topic.replication.factor"
 _TRANSACTION_FACTOR: Final = "transaction.state.log.replication.factor"
@@ -23,15 +26,29 @@ _ZOOKEEPER: Final = "zookeeper.connect"
 Address = tuple[str, int]
 
 
+class Problems(NamedTuple):
+    """One sentence per problem, with its remedy; and why the znodes were not checked, None if they were."""
+
+    sentences: list[str]
+    unchecked: str | None
+
+
 def find_problems(
-    address: Address, broker_id: int, view: MetadataResponse, unwell: Iterable[TopicPartition], timeout_s: float
-) -> list[str]:
-    """Return one sentence per problem, with its remedy, from the broker at `address` and from ZooKeeper."""
+    address: Address,
+    broker_id: int,
+    view: MetadataResponse,
+    unwell: Iterable[TopicPartition],
+    timeout_s: float,
+    security: ZkSecurity | None,
+) -> Problems:
+    """Look for problems in the settings of the broker at `address` and in ZooKeeper."""
     configs = _broker_configs(address, broker_id, timeout_s)
     found = _internal_topics(configs, view)
-    if hosts := configs.get(_ZOOKEEPER):
-        found += _znodes(hosts, [str(topic.name) for topic in view.topics], list(unwell), timeout_s)
-    return found
+    hosts = configs.get(_ZOOKEEPER)
+    if not hosts:
+        return Problems(found, f"Znodes were not checked: broker {broker_id} does not report {_ZOOKEEPER}.")
+    znodes = _znodes(hosts, [str(topic.name) for topic in view.topics], list(unwell), timeout_s, security)
+    return Problems(found, znodes) if isinstance(znodes, str) else Problems(found + znodes, None)
 
 
 def _broker_configs(address: Address, broker_id: int, timeout_s: float) -> dict[str, str]:
@@ -60,9 +77,15 @@ def _internal_topics(configs: Mapping[str, str], view: MetadataResponse) -> list
     ]
 
 
-def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout_s: float) -> list[str]:
-    """Check the control znodes, those of all topics, and the states of unhealthy partitions."""
+def _znodes(
+    hosts: str, topics: list[str], unwell: list[TopicPartition], timeout_s: float, security: ZkSecurity | None
+) -> list[str] | str:
+    """Check the control znodes, those of all topics, and the states of unhealthy partitions.
+
+    A string is the reason why they could not be read.
+    """
     from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.client.zk_security import UNSECURED
     from klamm.zk.model import paths, znodes
     from klamm.zk.model.ops import ZkError
 
@@ -92,11 +115,11 @@ def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout
         for tp in unwell
     ]
     try:
-        with BlockingSession(hosts, timeout_s) as session:
+        with BlockingSession(hosts, timeout_s, None, security or UNSECURED) as session:
             found = session.read_many([path for path, _, _ in checks])
             problems = _losses(session)
-    except ZkError:
-        return []
+    except ZkError as error:
+        return _unreadable(hosts, error)
     for (_, decode, remedy), node in zip(checks, found, strict=True):
         try:
             if node is not None:
@@ -104,6 +127,15 @@ def _znodes(hosts: str, topics: list[str], unwell: list[TopicPartition], timeout
         except znodes.ZnodeFormatError as error:
             problems.append(f"{error}. {remedy}")
     return problems
+
+
+def _unreadable(hosts: str, error: ZkError) -> str:
+    from klamm.zk.model.ops import AuthFailed, NoAuth
+
+    if isinstance(error, AuthFailed | NoAuth):
+        remedy = "Pass --broker-config with the file of a broker."
+        return f"Znodes were not checked: ZooKeeper at {hosts} requires a login. {remedy}"
+    return f"Znodes were not checked: ZooKeeper at {hosts}: {error}."
 
 
 def _losses(session: BlockingSession) -> list[str]:
@@ -119,3 +151,12 @@ def _losses(session: BlockingSession) -> list[str]:
 def zookeeper_hosts(address: Address, broker_id: int, timeout_s: float) -> str | None:
     """The ZooKeeper that the broker uses; None if the broker does not report it."""
     return _broker_configs(address, broker_id, timeout_s).get(_ZOOKEEPER) or None
+
+
+def zookeeper_of(broker_config: Path) -> tuple[str | None, ZkSecurity]:
+    """The ZooKeeper that a broker's file names, None for the embedded one, and the credentials. Raises ConfigError."""
+    from klamm.config import KafkaConfig
+    from klamm.server import zookeeper_security
+
+    config = KafkaConfig.from_file(broker_config)
+    return config.zookeeper_connect or None, zookeeper_security.client(config)

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from klamm.cli.client import parse_address, unreachable
 from klamm.cli.cluster import ask_metadata
 from klamm.cli.cluster_problems import zookeeper_hosts
 from klamm.cli.lost_records import stored
 from klamm.cli.output import fail, note, say
 from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
-
-
-def zookeeper_of(broker_config: Path | None) -> tuple[str | None, ZkSecurity]:
-    """The ZooKeeper that a broker's file names, None for the embedded one, and the credentials. Raises ConfigError."""
-    if broker_config is None:
-        return None, UNSECURED
-    from klamm.config import KafkaConfig
-    from klamm.server import zookeeper_security
-
-    config = KafkaConfig.from_file(broker_config)
-    return config.zookeeper_connect or None, zookeeper_security.client(config)
 
 
 def find_zookeeper(bootstrap_server: str, timeout_s: float) -> str:

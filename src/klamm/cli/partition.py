@@ -204,7 +204,9 @@ def confirm_loss(
 
     A leader reports offsets that were acknowledged and that no replica has, for example after a power failure.
     """
-    from klamm.cli.loss_confirmation import confirm, find_zookeeper, zookeeper_of
+    from klamm.cli.cluster_problems import zookeeper_of
+    from klamm.cli.loss_confirmation import confirm, find_zookeeper
+    from klamm.zk.client.zk_security import UNSECURED
 
-    hosts, security = zookeeper_of(broker_config)
+    hosts, security = (None, UNSECURED) if broker_config is None else zookeeper_of(broker_config)
     confirm(hosts or find_zookeeper(bootstrap_server, timeout), topic, partition, timeout, security)

@@ -323,6 +323,11 @@ class LocalCluster:
     def pid(self, broker_id: int) -> int:
         return self._supervisor.broker(broker_id).pid
 
+    @property
+    def zookeeper_pid(self) -> int:
+        """The process id of the embedded ZooKeeper."""
+        return self._supervisor.zookeeper.pid
+
     def port(self, broker_id: int) -> int:
         return self._supervisor.port(broker_id)
 
