@@ -104,6 +104,15 @@ def test_a_broker_that_the_controller_does_not_reach(cluster: LocalCluster, rela
     cluster.wait_for(lambda: all_know(cluster), what="The broker has caught up")
 
 
+def test_why_waits_for_the_record_of_a_new_topic(cluster: LocalCluster) -> None:
+    """Brokers write the control log behind the changes, so a question right after one comes before its record."""
+    for _ in range(5):
+        topic = cluster.unique_topic_name("new")
+        cluster.create_topic(topic)
+        code, output = klamm(cluster, "cluster", "why", topic, "0")
+        assert code == 0, output
+
+
 def test_why(cluster: LocalCluster) -> None:
     """The creation, and then the death of the leader."""
     why = ("cluster", "why", "orders", "0")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, addresses_by_answer, unreachable
-from klamm.cli.cluster import ask_metadata
+from klamm.cli.cluster import ask_metadata, partition_view
 from klamm.cli.command_config import current as command_config
 from klamm.cli.completion import TopicName
 from klamm.cli.output import bold, dim, fail, note, red, say
@@ -35,9 +35,7 @@ def why(
 
     The chain comes from the topic `__klamm_control_log`. Times are those of the brokers' clocks.
     """
-    from klamm.control_log.chains import chains
-
-    found = chains(read_control_log(bootstrap_server), topic, partition, last)
+    found = _find(bootstrap_server, topic, partition, last)
     if not found:
         fail(f"The control log has no change of {topic}-{partition}.")
     if as_json:
@@ -45,6 +43,29 @@ def why(
         return
     for chain in found:
         _show(chain)
+
+
+def _find(servers: str, topic: str, partition: int, last: int) -> list[Chain]:
+    """Return the chains of the last changes. A partition that exists has at least one: it may not be written yet."""
+    from klamm.client.patience import CONTROL_LOG_LAG, Deadline
+    from klamm.clock import SystemClock
+    from klamm.control_log.chains import chains
+
+    deadline = Deadline(CONTROL_LOG_LAG, SystemClock())
+    while True:
+        found = chains(read_control_log(servers), topic, partition, last)
+        if found or deadline.has_passed or not _exists(servers, topic, partition):
+            return found
+        time.sleep(CONTROL_LOG_LAG.pause_s())
+
+
+def _exists(servers: str, topic: str, partition: int) -> bool:
+    from klamm.client.patience import FIRST_CONTACT
+
+    for address in addresses_by_answer(servers):
+        if (view := ask_metadata(address, FIRST_CONTACT.request_s)) is not None:
+            return (topic, partition) in partition_view(view)
+    return False
 
 
 def _show(chain: Chain) -> None:

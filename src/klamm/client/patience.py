@@ -109,6 +109,8 @@ COMPLETION: Final = Patience(1_500, request_ms=1_500)
 """Names of topics while the user types a command."""
 CONTROL_LOG_READ: Final = Patience(20_000)
 """`klamm cluster why` reads the control log."""
+CONTROL_LOG_LAG: Final = Patience(10_000, backoff_ms=100)
+"""`klamm cluster why` waits for the record of a change: brokers write the control log behind the changes."""
 TRACE_TOPIC: Final = Patience(FOREVER, backoff_ms=500)
 """`klamm trace` waits until the topic of the traces exists."""
 
