@@ -301,7 +301,7 @@ METADATA_CACHE: Final = Article(
             ("klamm_server_metadatacache_lastupdateagems",),
             ("metadata_applied",),
             (f"{_TRACE} --api UpdateMetadata", "klamm cluster metadata --broker 1"),
-            "An update with an older leader epoch does not replace a newer one: "
+            "An older state does not replace a newer one, ordered by controller, broker, leader and partition epoch: "
             "[decision 0025](adr/0025-the-control-plane-has-its-own-queue.md).",
         ),
         Lead(

@@ -111,7 +111,7 @@ ONE_QUEUE: Final = Scenario(
         ),
         Step(
             "ZooKeeper's answer takes most of the time",
-            "The bar of an event is mostly the wait for ZooKeeper. That is why klamm writes one transaction per event.",
+            "The bar of an event is mostly the wait for ZooKeeper, so klamm writes many partitions in one transaction.",
             {"kind": "znodes_written", "event": "CreateTopics", "error": "NONE"},
         ),
         Step(
