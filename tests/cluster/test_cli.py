@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from klamm.cli.main import main
+from klamm.config import BROKER_KEYS
 from klamm.testing import LocalCluster
 
 WAIT_S = 300
@@ -264,6 +265,21 @@ def test_broker_configs(klamm: Run, klamm_cluster: LocalCluster) -> None:
     )
     klamm("config", "alter", "--broker", "1", "--delete", "num.io.threads")
     klamm("config", "alter", "--broker-defaults", "--delete", "log.segment.bytes")
+
+
+def test_a_key_without_effect_is_reported(klamm: Run, klamm_topic: str) -> None:
+    for target in (("--broker", "1"), ("--broker-defaults",)):
+        done = klamm("config", "alter", *target, "--set", "num.network.threads=4", "--set", "num.io.threads=9")
+        assert done.stdout.startswith("Changed the configuration of broker ")
+        (warning,) = done.stderr.splitlines()
+        assert warning.startswith("Warning: num.network.threads has no effect in klamm. ")
+        assert warning.endswith(BROKER_KEYS["num.network.threads"].doc)
+        done = klamm("config", "alter", *target, "--delete", "num.network.threads", "--delete", "num.io.threads")
+        assert done.stderr == ""
+    done = klamm(
+        "config", "alter", "--topic", klamm_topic, "--set", "local.retention.ms=1000", "--set", "flush.ms=9000"
+    )
+    assert done.stderr.startswith("Warning: local.retention.ms has no effect in klamm. ") and "flush" not in done.stderr
 
 
 class Up:
