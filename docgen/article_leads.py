@@ -76,9 +76,19 @@ CHANNEL_MANAGER: Final = Article(
             "`UNACKNOWLEDGED` in the status is the number of requests without an answer.",
         ),
         Lead(
-            "addBroker, removeBroker",
+            "doWork: an unexpected response, an unexpected error",
+            (("RequestSender", "controller"), ("decode_response", "controller")),
+            (),
+            ("request_acknowledged",),
+            remarks="A response is decoded as the answer to its request, so there is no check of its API key. If a request "
+            "cannot be encoded, or its answer cannot be decoded, the sender closes the connection and counts the request "
+            "as answered with UNKNOWN_SERVER_ERROR: later requests must not wait for it.",
+        ),
+        Lead(
+            "startup, addBroker, removeBroker",
             (("AddChannel", "controller"), ("CloseChannel", "controller")),
-            remarks="Effects that the controller's core yields; the event manager carries them out.",
+            remarks="Effects that the controller's core yields; the event manager carries them out. There is no startup(): "
+            "a new controller yields one AddChannel per live broker, and the sender starts with it.",
         ),
     ),
 )
@@ -279,7 +289,10 @@ SOCKET_SERVER: Final = Article(
             ),
             commands=(_TRACE,),
             remarks="Several requests of a connection are in progress; the wait for earlier responses is measured by "
-            "ResponseOrderTimeMs: [decision 0006](adr/0006-several-requests-of-a-connection.md).",
+            "ResponseOrderTimeMs: [decision 0006](adr/0006-several-requests-of-a-connection.md). A response waits in its "
+            "connection, not in a queue of the processor; ResponseQueueSize counts the waiting ones per processor. There are "
+            "no classes such as SendResponse and NoOpResponse: a handler returns a message, or None if the client expects no "
+            "answer; closing and throttling are methods of the connection.",
         ),
     ),
 )
@@ -294,6 +307,19 @@ METADATA_CACHE: Final = Article(
             ("klamm_server_metadatacache_partitioncount", "klamm_server_metadatacache_updatecount"),
             ("metadata_applied",),
             ("klamm cluster metadata --broker 1 --all",),
+        ),
+        Lead(
+            "aliveBrokers, aliveNodes: the live brokers",
+            (("BrokerEndPoints", ""), ("MetadataSnapshot", "metadata")),
+            commands=("klamm cluster metadata --broker 1",),
+            remarks="One map instead of two: a BrokerEndPoints has the address of the broker for each listener.",
+        ),
+        Lead(
+            "UpdateMetadataPartitionState: what the cache keeps of a partition",
+            (("PartitionState", "metadata"),),
+            commands=("klamm cluster metadata --broker 1 --all",),
+            remarks="All fields but the controller epoch of the partition's znode, which does not order states. The controller "
+            "epoch of the request and the broker's own epoch are kept instead.",
         ),
         Lead(
             "updateMetadata: apply an UpdateMetadata request",
