@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,22 @@ def test_handlers_wait_in_one_way() -> None:
 
 
 PATIENCE = "klamm.client.patience"
+OTHER_TIMEOUTS = {
+    "klamm.cli.demo_spark.TIMEOUT_S": "the demo's pipeline, a process with its own JVM",
+    "klamm.cli.pipeline.STOP_TIMEOUT_S": "the default of an option: a pipeline finishes its batch",
+    "klamm.controller.controller_runner.MIN_TIMEOUT_MS": "the least time that a broker gives a client's request",
+    "klamm.coordinator.rebalance.NEW_MEMBER_JOIN_TIMEOUT_MS": "a rule of groups: how long a broker keeps a new member",
+    "klamm.metrics.http.REQUEST_TIMEOUT_S": "a server's limit on scrapers",
+    "klamm.security.sasl.token_source._TIMEOUT_S": "an issuer of tokens, which is not part of the cluster",
+    "klamm.server.sasl_mechanisms.TIMEOUT_S": "an issuer of keys, which is not part of the cluster",
+    "klamm.spark.cluster.standalone.START_TIMEOUT_S": "processes of Spark",
+    "klamm.spark.cluster.standalone.STOP_TIMEOUT_S": "processes of Spark",
+    "klamm.spark.sink.state_topic.CHANGE_TIMEOUT_MS": "the timeout of a transaction, which its coordinator applies",
+    "klamm.spark.sink.write_options.TIMEOUT_MS": "the timeout of a transaction, which its coordinator applies",
+    "klamm.spark.sink.write_options._MIN_TIMEOUT_MS": "the least value of an option",
+    "klamm.zk.server.admission.IDLE_TIMEOUT_MS": "a server's limit on clients without a session",
+}
+"""Timeouts that are not waits of a client for its cluster, and what they are."""
 BOUNDS = {"deadline_ms", "backoff_ms", "request_ms", "first_contact_ms", "longest_backoff_ms"}
 
 
@@ -117,14 +134,41 @@ def test_patience_is_decided_in_one_place() -> None:
         for module in modules()
         if module.name != PATIENCE
         for node in module.nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if node.func.id in ("Patience", "Polling") or any(map(_is_literal_bound, node.keywords))
+        if isinstance(node, ast.Call)
+        if _called(node) in ("Patience", "Polling") or any(map(_is_literal_bound, node.keywords))
     ]
     assert not wrong, "\n".join(wrong)
 
 
+def _called(node: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    return ast.unparse(node.func).rpartition(".")[2]
+
+
 def _is_literal_bound(keyword: ast.keyword) -> bool:
     return keyword.arg in BOUNDS and isinstance(keyword.value, ast.Constant)
+
+
+def test_timeouts_are_lines_of_patience() -> None:
+    """A number that is called a timeout is a patience, or has another reason to be where it is."""
+    found = {
+        f"{module.name}.{name}"
+        for module in modules()
+        if module.name != PATIENCE and not module.name.startswith("klamm.sim.")  # virtual time
+        for name in _numeric_constants(module)
+        if name.endswith(("TIMEOUT_S", "TIMEOUT_MS"))
+    }
+    assert found == OTHER_TIMEOUTS.keys()
+
+
+def _numeric_constants(module: Module) -> Iterator[str]:
+    """The constants of a module or a class that a number, or arithmetic on numbers, defines."""
+    for node in module.nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant | ast.BinOp):
+            parts = [part for part in ast.walk(node.value) if isinstance(part, ast.expr)]
+            if all(isinstance(part, ast.Constant | ast.BinOp | ast.UnaryOp) for part in parts):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from (target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper())
 
 
 def test_clients_measure_deadlines_with_deadline() -> None:

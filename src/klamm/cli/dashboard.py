@@ -14,6 +14,7 @@ import typer
 from klamm.cli.activity import ActivityReader
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address
 from klamm.cli.output import bold, fail, say
+from klamm.client.patience import VIEWER_STATUS
 
 if TYPE_CHECKING:
     from klamm.cli.cluster import ClusterStatus
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from klamm.dashboard.web_app import Source
 
 MISSING = "The viewer needs Starlette and uvicorn: pip install 'klamm[dashboard]'."
-_STATUS_TIMEOUT_S = 3.0
 _MAX_ROWS = 500
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Let the page produce records and reset consumer groups.")
@@ -116,10 +116,10 @@ def live_source(
     from klamm.cli.trace_reading import TraceReader
 
     addresses = [parse_address(server) for server in servers.split(",")]
-    reader = ActivityReader(addresses, _STATUS_TIMEOUT_S)
+    reader = ActivityReader(addresses, VIEWER_STATUS.request_s)
 
     def status() -> dict[str, Any] | None:
-        found, activities = look(addresses, {}, _STATUS_TIMEOUT_S), reader.read()
+        found, activities = look(addresses, {}, VIEWER_STATUS.request_s), reader.read()
         if found is None:
             return None
         shown = {each.broker_id: asdict(each) for each in activities or ()}
@@ -130,7 +130,7 @@ def live_source(
         title=servers,
         client=client,
         status=status,
-        traces=TraceReader(addresses, client, _STATUS_TIMEOUT_S).read,
+        traces=TraceReader(addresses, client, VIEWER_STATUS.request_s).read,
         pipelines=_pipelines(pipelines),
         allows_changes=allows_changes,
         drill=drill,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from klamm.cli.broker_requests import ask
 from klamm.cli.controller import metadata, reason
 from klamm.cli.output import note
+from klamm.client.patience import LOG_DIR_CHANGE
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_replica_log_dirs import (
@@ -16,7 +15,6 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirTopic,
 )
 
-TIMEOUT_S: Final = 30.0
 LogDirTargets = dict[tuple[TopicPartition, int], str]
 """By partition and broker; without replicas that may be in any directory."""
 
@@ -43,7 +41,7 @@ def place(servers: str, targets: LogDirTargets) -> list[TopicPartition]:
                 for tp, path in wanted.items()
             ]
         )
-        answer = ask(addresses[broker_id], request, 2, AlterReplicaLogDirsResponse, TIMEOUT_S)
+        answer = ask(addresses[broker_id], request, 2, AlterReplicaLogDirsResponse, LOG_DIR_CHANGE.request_s)
         for topic in answer.results:
             for each in topic.partitions:
                 tp = TopicPartition(topic.topic_name, each.partition_index)

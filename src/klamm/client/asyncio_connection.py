@@ -85,6 +85,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         Raises ConnectionError if it is unreachable or refuses the credentials, TimeoutError after `timeout_ms`.
         """
         loop = asyncio.get_running_loop()
+        began = loop.time()
         connection = cls(
             loop,
             client_id=client_id,
@@ -111,7 +112,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return await cls.connect(
                 host,
                 port,
-                timeout_ms=timeout_ms,
+                timeout_ms=max(1, timeout_ms - int((loop.time() - began) * 1000)),
                 client_id=client_id,
                 request_timeout_ms=request_timeout_ms,
                 max_response_bytes=max_response_bytes,

@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar, cast
 
 from klamm.client.client_errors import AuthenticationError
 from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
-from klamm.client.patience import SINGLE_REQUEST
+from klamm.client.patience import SINGLE_REQUEST, Deadline, single_request
 from klamm.client.versions import BrokerVersions, Negotiation
+from klamm.clock import SystemClock
 from klamm.errors import KlammError, ProtocolError
 from klamm.protocol.messages.api_versions import ApiVersionsResponse
 from klamm.protocol.wire import Message, decode, encode
@@ -248,6 +249,11 @@ def ask_once(
     client_id: str = "klamm",
     security: ClientSecurity = PLAINTEXT,
 ) -> M:
-    """Send one request over a connection of its own and return the response. Raises the errors of `connected`."""
+    """Send one request over a new connection and return the response. Raises the errors of `connected`.
+
+    The response gets the part of `timeout_s` that the connection leaves.
+    """
+    deadline = Deadline(single_request(timeout_s), SystemClock())
     with connected(address, timeout_s, client_id=client_id, security=security) as connection:
+        connection.timeout_ms = deadline.request_ms
         return connection.ask(request, response, version)

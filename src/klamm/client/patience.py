@@ -4,7 +4,8 @@ The commands belong to these clients. Their `--timeout` options, and how often t
 their own.
 
 A `Patience` bounds one whole call, with all its attempts, connections and pauses: `deadline_ms` is the longest wait.
-Connections and requests inside the call get at most the time that is left.
+Connections and requests inside the call get at most the time that is left. `tests/tidy` rejects timeouts elsewhere, and
+lists those that are not waits for a cluster.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Patience:
 
 
 # One line per kind of call. The first number is the longest wait of the call in milliseconds.
-SINGLE_REQUEST: Final = Patience(30_000)
-"""One request over an asyncio connection; the connection gets as long again before it."""
+SINGLE_REQUEST: Final = Patience(60_000, request_ms=30_000)
+"""A new connection, and then one request over it: `request_ms` is the limit of each."""
 CONTROL_REQUEST: Final = Patience(FOREVER, backoff_ms=100)
 """The controller resends until the broker acknowledges the request or leaves the cluster."""
 LOG_END_QUERY: Final = Patience(FOREVER, backoff_ms=100, longest_backoff_ms=5_000)
@@ -75,18 +76,24 @@ TRANSACTION_END: Final = Patience(120_000, backoff_ms=20)
 """The end of a transaction whose outcome is decided: long enough for a coordinator to move after a failure."""
 STATE_READ: Final = Patience(120_000, backoff_ms=20)
 """A read of committed state to its end: transactions of other writers may have to time out before."""
+RANGE_FETCH: Final = Patience(120_000)
+"""The next records of a range that Spark reads; `kafkaConsumer.pollTimeoutMs` replaces the deadline."""
 DELIVERY: Final = Patience(120_000, backoff_ms=50)
 """A record batch until the leader acknowledges it; `delivery.timeout.ms` replaces the deadline."""
 LOCAL_REQUEST: Final = Patience(10_000, backoff_ms=20, request_ms=10_000)
 """A request of LocalCluster to one of its brokers."""
 LOCAL_CHANGE: Final = Patience(30_000, backoff_ms=20, request_ms=30_000)
 """A request of LocalCluster to its controller, which waits up to LOCAL_REQUEST for the change itself."""
+TOPIC_LOOKUP: Final = Patience(15_000, request_ms=5_000)
+"""LocalCluster asks ZooKeeper whether an unknown topic may still appear: a session and two reads, `request_ms` each."""
 INTERNAL_TOPICS: Final = Patience(30_000, backoff_ms=20, request_ms=10_000)
 """LocalCluster waits for the creation of `__consumer_offsets` before it stops a broker."""
 VIEWER_QUESTION: Final = Patience(5_000, request_ms=2_000)
 """A question of the viewer: the page shows what is known, and asks again."""
 VIEWER_TRANSACTIONS: Final = Patience(0, request_ms=2_000)
-"""A question of the viewer about transactions: one attempt per broker."""
+"""A question of the viewer about transactions: one attempt, which may wait `request_ms` for each broker."""
+VIEWER_STATUS: Final = Patience(3_000, request_ms=3_000)
+"""The viewer asks a broker for its status, its metrics or its traces."""
 RECORD_SEARCH: Final = Patience(3_000)
 """A page of records; a search that takes longer shows what it has found."""
 SINGLE_RECORD: Final = Patience(5_000)
@@ -95,6 +102,8 @@ TRANSACTION_QUESTION: Final = Patience(30_000, backoff_ms=100, request_ms=10_000
 """A command's request about a transaction, repeated while coordinators or leaders move; `--timeout` is the deadline."""
 COMMAND_REQUEST: Final = Patience(10_000, request_ms=10_000)
 """A request of a command to one broker."""
+LOG_DIR_CHANGE: Final = Patience(30_000, request_ms=30_000)
+"""A command sends one broker the directories of its replicas."""
 COMMAND_CHANGE: Final = Patience(60_000, request_ms=10_000)
 """A call of the admin client in a command, with all its requests."""
 CONTROLLER_SEARCH: Final = Patience(30_000, backoff_ms=200, request_ms=60_000)
@@ -142,6 +151,12 @@ def planning(call: Patience, retries: int, interval_ms: int) -> Patience:
     assert call.deadline_ms is not None
     deadline_ms = (1 + retries) * call.deadline_ms + retries * interval_ms
     return Patience(deadline_ms, call.backoff_ms, call.request_ms, call.first_contact_ms)
+
+
+def single_request(timeout_s: float) -> Patience:
+    """Return the patience of a connection and one request over it, which together take at most `timeout_s`."""
+    timeout_ms = int(timeout_s * 1000)
+    return Patience(timeout_ms, request_ms=timeout_ms)
 
 
 def remaining(call: Patience, left_s: float) -> Patience:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
+from klamm.client.patience import TOPIC_LOOKUP
 from klamm.replica.topic_names import is_valid_topic_name
 from klamm.zk.client.blocking import BlockingSession
 from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
@@ -11,15 +10,13 @@ from klamm.zk.model import paths
 from klamm.zk.model.ops import NoNode, ZkError
 from klamm.zk.model.znodes import decode_topic
 
-_TIMEOUT_S: Final = 5.0
-
 
 def why_unknown(hosts: str, topic: str, partition: int, security: ZkSecurity = UNSECURED) -> str | None:
     """Return why a partition will not appear; None if it may, or if ZooKeeper does not answer."""
     if not is_valid_topic_name(topic):
         return f"{topic!r} is not a topic's name"
     try:
-        with BlockingSession(hosts, _TIMEOUT_S, None, security) as session:
+        with BlockingSession(hosts, TOPIC_LOOKUP.request_s, None, security) as session:
             if session.exists(paths.delete_topic_path(topic)):
                 return f"topic {topic} is being deleted"
             znode = decode_topic(topic, session.get(paths.topic_path(topic)) or b"")

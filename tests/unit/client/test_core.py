@@ -132,6 +132,21 @@ def test_one_request_over_a_connection_of_its_own() -> None:
     assert ask_once(address, HEARTBEAT, 4, HeartbeatResponse, 30.0).error_code == 27
 
 
+def test_the_connection_and_the_response_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock says that the connection took all of an hour, so the silent peer gets the least time."""
+    time = Time()
+    monkeypatch.setattr("klamm.client.blocking_connection.SystemClock", lambda: time)
+    connect = socket.create_connection
+
+    def slowly(address: tuple[str, int], timeout: float) -> socket.socket:
+        time.now += timeout
+        return connect(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", slowly)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        ask_once(silent.getsockname(), HEARTBEAT, 4, HeartbeatResponse, 3600.0)
+
+
 def test_a_peer_that_does_not_speak_kafkas_protocol() -> None:
     with pytest.raises(KlammError, match=r"127\.0\.0\.1:\d+ does not speak Kafka's protocol"):
         ask_once(serve_once(struct.pack(">ii", 4, 99)), HEARTBEAT, 4, HeartbeatResponse, 30.0)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from klamm.client.patience import RANGE_FETCH
 from klamm.errors import KlammError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import TopicPartition
@@ -30,7 +31,7 @@ SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 DEFAULT_BATCH_BYTES: Final = 8 * 1024 * 1024
 DEFAULT_POLL_MS: Final = 500
-DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
+_POLL_TIMEOUT_MS: Final = int(RANGE_FETCH.deadline_s * 1000)
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 DEFAULT_GROUP_ID_PREFIX: Final = "spark-kafka-source"
 
@@ -89,7 +90,7 @@ class ReadOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     include_headers: bool = False
-    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
+    poll_timeout_ms: int = _POLL_TIMEOUT_MS
     offset_retries: int = 3
     offset_retry_interval_ms: int = 10
     metadata_cache_ttl_ms: int = -1
@@ -140,7 +141,7 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOp
         min_partitions=given.maybe(given.positive, "minPartitions"),
         max_records_per_partition=given.maybe(given.positive, "maxRecordsPerPartition"),
         include_headers=given.flag("includeHeaders", False),
-        poll_timeout_ms=given.number("kafkaConsumer.pollTimeoutMs", DEFAULT_POLL_TIMEOUT_MS, least=1),
+        poll_timeout_ms=given.number("kafkaConsumer.pollTimeoutMs", _POLL_TIMEOUT_MS, least=1),
         offset_retries=given.number("fetchOffset.numRetries", 3, least=0),
         offset_retry_interval_ms=given.number("fetchOffset.retryIntervalMs", 10, least=0),
         metadata_cache_ttl_ms=given.number("partition.metadata.cache.ttl.ms", -1, least=-1),
