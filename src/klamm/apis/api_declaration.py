@@ -1,6 +1,17 @@
 """One API, one declaration: request, response, the versions the handler honours, the plane and the handler.
 
 ApiVersions, dispatch, metrics and docs/reference/apis.md are derived from these declarations (`klamm.apis.ALL`).
+
+A handler is a plain `def` and returns the response if it can. Otherwise it has one of three forms, whose files
+`tests/tidy` lists:
+
+1. `klamm.waiting`: the handler waits for a result of an append, a purgatory, the controller or a coordinator. It
+   returns `after(result, step)`, or `promptly`, or continues with `all_results`. This is the usual form.
+2. A generator (`klamm.apis.slices`): the work grows with the request or the cluster. The handler returns
+   `begin(steps)`, whose steps leave the loop to others after each slice. A step may end with form 1
+   (`after_in_slices`).
+3. A coroutine in a task: the handler alternates between many reads or writes of ZooKeeper and decisions on their
+   results. Only configurations, quotas, SCRAM credentials and ACLs do this; new handlers use the other forms.
 """
 
 from __future__ import annotations
