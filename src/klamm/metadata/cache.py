@@ -126,13 +126,19 @@ class MetadataCache:
         return self.snapshot.endpoint(broker_id, listener)
 
     def get_all_partitions(self) -> set[TopicPartition]:
-        """Return every partition of the cluster. The cost is that of all partitions."""
+        """Return every partition of the cluster. The cost is that of all partitions.
+
+        A query of Kafka's cache, for code that is read or written side by side with Kafka's. No handler needs it.
+        """
         return {
             TopicPartition(topic.name, index) for topic in self.snapshot.topics.values() for index in topic.partitions
         }
 
     def get_partition_replica_endpoints(self, tp: TopicPartition, listener: str) -> dict[int, BrokerEndPoints]:
-        """Return the live replicas of a partition that clients can reach through `listener`, by broker id."""
+        """Return the live replicas of a partition that clients can reach through `listener`, by broker id.
+
+        A query of Kafka's cache. The replica selector asks the snapshot that it has already taken.
+        """
         return self.snapshot.get_partition_replica_endpoints(tp, listener)
 
     def has_leaders(self, topic: str, partitions: range) -> bool:

@@ -64,7 +64,6 @@ MODULES: dict[int, tuple[str, str]] = {
     50: ("describe_user_scram_credentials", "DescribeUserScramCredentials"),
     51: ("alter_user_scram_credentials", "AlterUserScramCredentials"),
     56: ("alter_partition", "AlterPartition"),
-    57: ("update_features", "UpdateFeatures"),
     60: ("describe_cluster", "DescribeCluster"),
     61: ("describe_producers", "DescribeProducers"),
     65: ("describe_transactions", "DescribeTransactions"),
