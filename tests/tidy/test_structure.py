@@ -200,6 +200,29 @@ def test_queues_between_threads_are_declared() -> None:
     assert {m.name for m in modules() if queue.search(m.text)} == THREAD_QUEUES.keys() | MAY_LOCK.keys()
 
 
+def test_each_meter_of_topics_is_written_in_one_module() -> None:
+    """A count with two writers misses or repeats events when one of them changes; one without a writer stays 0."""
+    (declaring,) = (module for module in modules() if module.name == "klamm.metrics.broker_topic")
+    meters = {
+        target.attr
+        for node in declaring.nodes
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) in ("meter", "registry.meter")
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
+    assert len(meters) == 18
+    writers: dict[str, set[str]] = {meter: set() for meter in meters}
+    for module in modules():
+        if module is declaring or module.name.startswith(("klamm.cli.", "klamm.sim.")):  # columns of the same names
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.Attribute) and node.attr in meters:
+                writers[node.attr].add(module.name)
+    assert {meter: found for meter, found in writers.items() if len(found) != 1} == {}
+
+
 @pytest.mark.parametrize("name", ["threading.Barrier", "_thread.allocate_lock", "multiprocessing.Lock"])
 def test_there_are_no_rarer_locks(name: str) -> None:
     assert not [module.place for module in modules() if name in module.text]
