@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,14 @@ from tests.support.java_clients import jars
 from tests.support.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
+TESTS_OF_EXAMPLES = {
+    "clients": "clients/test_examples.py",
+    "drills": "clients/test_examples.py",
+    "pipelines": "spark/pipeline/test_examples.py",
+    "spark": "spark/pipeline/test_examples.py",
+    "testing": "clients/test_examples.py",
+}
+"""The tests that run the programs of each folder."""
 GREETINGS = "".join(f"hello {number}\n" for number in range(10))
 
 
@@ -85,8 +95,25 @@ def test_the_fault_drill() -> None:
 
 
 def test_every_example_is_listed_and_run() -> None:
+    """A test names each program. The suite is run as a folder."""
     listed = (EXAMPLES / "README.md").read_text()
-    programs = [path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*") if path.suffix in (".py", ".java")]
-    assert len(programs) == 11
+    programs = [path.relative_to(EXAMPLES) for path in EXAMPLES.rglob("*") if path.suffix in (".py", ".java", ".yaml")]
+    assert len(programs) == 13
     for program in programs:
         assert str(program) in listed
+        folder, name = program.parts
+        assert (folder if folder == "testing" else name) in words_of_tests(TESTS_OF_EXAMPLES[folder]), program
+
+
+@cache
+def words_of_tests(file: str) -> frozenset[str]:
+    """The strings in the other tests of a file and in their decorators."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    tests = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+    return frozenset(
+        part.value
+        for test in tests
+        if test.name != test_every_example_is_listed_and_run.__name__
+        for part in ast.walk(test)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    )
