@@ -16,7 +16,7 @@ LONGEST = 72
 
 
 def git(tree: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails, as outside of a repository."""
+    """Return the output of git; None if it fails, as outside of a repository."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook sets GIT_DIR
     try:
         done = subprocess.run(["git", *arguments], cwd=tree, env=env, capture_output=True, text=True, errors="replace")
