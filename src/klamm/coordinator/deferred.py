@@ -32,7 +32,7 @@ class Deferred(Generic[T]):
 
     @property
     def value(self) -> T:
-        assert self.done, "the value is not there yet"
+        assert self.done, "the value is not available yet"
         return cast(T, self._value)
 
     def complete(self, value: T) -> None:
@@ -51,15 +51,15 @@ class Deferred(Generic[T]):
             self._callbacks.append(callback)
 
     def map(self, convert: Callable[[T], R]) -> Deferred[R]:
-        """The converted value, once it is there."""
+        """Return the converted value, which is available when this one is."""
         converted: Deferred[R] = Deferred()
         self.then(lambda value: converted.complete(convert(value)))
         return converted
 
     def on(self, loop: asyncio.AbstractEventLoop, purgatory: str = "", key: object = "") -> T | asyncio.Future[T]:
-        """Return the value if it is there, else a future of it. A future that was cancelled stays so.
+        """Return the value if it is available, else a future of it. A cancelled future stays cancelled.
 
-        If there is a `purgatory`, the traces of requests name the wait so.
+        Traces of requests show the wait under the name `purgatory`, if it is given.
         """
         if self.done:
             return self.value
@@ -77,7 +77,7 @@ class Deferred(Generic[T]):
 
 
 def all_of(parts: Sequence[Deferred[T]]) -> Deferred[list[T]]:
-    """The values of all parts, in their order, when the last is there."""
+    """Return all values, in order, once the last is available."""
     whole: Deferred[list[T]] = Deferred()
     missing = len(parts)
     if not missing:

@@ -12,7 +12,7 @@ from klamm.zk.model.znodes import decode_topic
 
 
 def why_unknown(hosts: str, topic: str, partition: int, security: ZkSecurity = UNSECURED) -> str | None:
-    """Return why a partition will not appear; None if it may, or if ZooKeeper does not answer."""
+    """Return the reason if the partition cannot appear; None if it may, or if ZooKeeper does not answer."""
     if not is_valid_topic_name(topic):
         return f"{topic!r} is not a topic's name"
     try:

@@ -97,7 +97,7 @@ class HasHighest(Protocol):
 
 
 class Peak(Gauge):
-    """The maximum of a value over the last minute: a peak between two scrapes is seen, whoever else scrapes.
+    """The maximum of a value over the last minute. A peak is reported to every scraper.
 
     The owner writes (`if size > peak.highest: peak.highest = size`), or keeps `highest` itself where this runs very
     often. The `LoopMeter` of the owner's loop calls `rotate`, so readers change nothing.

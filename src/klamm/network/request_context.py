@@ -144,7 +144,7 @@ class RequestContext:
             pass
 
     def freed(self) -> Generator[None, None, None]:
-        """The steps that free the request and what was held: for a handler that waits long and needs neither."""
+        """Return the steps that free the request and its buffers, for a handler that waits long and needs neither."""
         yield from ()
 
     def reserve_response(self, size_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""SlicePasses: while requests are worked on in slices, the garbage collector has turns of its own.
+"""SlicePasses: run the garbage collector between slices of large requests.
 
 Python starts a pass when allocations exceed deallocations. While a large response replaces a large request they do not,
 and the next pass comes late and visits 100,000 objects: 5 to 7 ms. While a large request is decoded, a pass comes in

@@ -28,7 +28,7 @@ A full pass visits about 4,000 objects in a millisecond. With (3,000, 2, 2) it t
 decoded, with (10,000, 3, 10) up to 41 ms. All passes together take as long in each case.
 """
 THAW_BYTES: Final = 1 << 30
-"""Below this resident memory nothing is thawed. Requests and responses under way alone may hold most of it."""
+"""Below this resident memory, frozen objects are not collected: requests in progress may account for most of it."""
 UNVISITED: Final = 20_000
 """If more objects than this are new, the collector was switched off, and a pass would take more than 5 ms."""
 _FULL: Final = 2

@@ -43,6 +43,7 @@ class MissedDeletions:
         deleted = broker.metadata.forget(await read_steps.run(broker.zk, deleted_topics(comparison)))
         if deleted:
             names = sorted({tp.topic for tp in deleted})
-            log.info("%d topics were deleted while this broker was not informed: %s", len(names), ", ".join(names[:10]))
+            shown = ", ".join(names[:10])
+            log.info("%d topics were deleted while this broker was offline or lagging: %s", len(names), shown)
             broker.replicas.on_metadata_change()
             broker.groups.on_partitions_deleted(deleted)

@@ -41,7 +41,7 @@ async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistra
     registration: BrokerRegistration = await handle.submit(Startup())
     if registration.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION and wait_ms:
         log.warning(
-            "%s. These directories were not left cleanly, so this broker waits for that session to end, for %d s",
+            "%s. The last shutdown was unclean; waiting up to %d s for that session to end",
             registration.message,
             wait_ms // 1000,
         )

@@ -62,7 +62,7 @@ class StrayReplicas:
         strays = self._rule.strays(epochs, named)
         if strays:
             names = ", ".join(map(str, strays[:10]))
-            log.warning("%d replicas were moved away while this broker was not informed: %s", len(strays), names)
+            log.warning("%d replicas were moved away while this broker was offline or lagging: %s", len(strays), names)
             delete_strays(self._broker.replicas, strays)
 
 

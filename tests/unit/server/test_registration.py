@@ -55,7 +55,7 @@ def test_an_id_that_may_be_our_own_is_waited_for(caplog: pytest.LogCaptureFixtur
     controller = Controller(TAKEN, TAKEN, TAKEN, free)
     assert register(controller, 60_000) is free and controller.asked == 4
     assert [record.getMessage() for record in caplog.records if "it is taken" in record.getMessage()] == [
-        "it is taken. These directories were not left cleanly, so this broker waits for that session to end, for 60 s"
+        "it is taken. The last shutdown was unclean; waiting up to 60 s for that session to end"
     ]
 
 

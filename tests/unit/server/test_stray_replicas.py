@@ -75,7 +75,7 @@ def test_a_replica_that_was_moved_away_is_deleted(fixture: Fixture, caplog: pyte
     fixture.zookeeper_has(OTHERS)
     fixture.reported()
     assert not fixture.is_there
-    assert "1 replicas were moved away while this broker was not informed: t-0" in caplog.text
+    assert "1 replicas were moved away while this broker was offline or lagging: t-0" in caplog.text
 
 
 def test_also_one_that_this_broker_follows_still(fixture: Fixture) -> None:

@@ -216,7 +216,7 @@ class TransactionMarkers:
             self._wake_at(at_ms)
 
     def advance(self, now_ms: int) -> int | None:
-        """Send again what is due, not too much at a time; returns the time of the next retry."""
+        """Resend due markers in bounded batches. Return the time of the next retry."""
         for _ in range(RETRIES_PER_TURN):
             if not self._due or self._due[0][0] > now_ms:
                 break

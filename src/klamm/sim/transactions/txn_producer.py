@@ -181,7 +181,7 @@ class TransactionalProducer:
         )
 
     async def _linger(self) -> None:
-        """Of a careless client, so that its late requests find a transaction that has nothing else yet."""
+        """Make a careless client pause, so that its late requests find a transaction that is still empty."""
         if self.is_careless:
             await asyncio.sleep(self._data.rng.uniform(0.0, LINGER_S))
 

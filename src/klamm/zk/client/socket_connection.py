@@ -296,7 +296,7 @@ class SocketConnection:
     def _give_up(self, pulse: LoopPulse) -> None:
         """Ask the server to end the session, so that others lead this broker's partitions."""
         log.error(
-            "session %#x with ZooKeeper is given up: the %s loop has not turned for %g s",
+            "closing ZooKeeper session %#x: the %s loop was blocked for %g s",
             self.session_id,
             pulse.name,
             pulse.limit_s,

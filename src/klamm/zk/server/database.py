@@ -1,4 +1,4 @@
-"""The tree behind its log. A change is encoded first, then found valid, then logged, and only then takes effect.
+"""The tree behind its log. A change is encoded, validated, logged, then applied.
 
 The server changes the tree through this class alone. A change that cannot be encoded or logged is therefore never made:
 the tree undoes it if its journal raises.

@@ -278,7 +278,7 @@ class EmbeddedZooKeeper:
     def _connect(self, connection: Connection, request: jute.ConnectRequest) -> None:
         if request.last_zxid_seen > self.tree.last_zxid:
             log.warning(
-                "refusing %s: it has seen %#x, we are at %#x",
+                "refusing %s: its last zxid %#x is ahead of ours, %#x",
                 connection.host,
                 request.last_zxid_seen,
                 self.tree.last_zxid,
