@@ -189,7 +189,7 @@ def look(
     timeout_s: float,
     zookeeper_security: ZkSecurity | None = None,
 ) -> ClusterStatus | None:
-    """Return None if no initial broker answers."""
+    """Return the status of the cluster; None if no initial broker answers."""
     first = next((answer for address in bootstrap if (answer := ask_metadata(address, timeout_s)) is not None), None)
     if first is None:
         return None

@@ -149,12 +149,15 @@ def _losses(session: BlockingSession) -> list[str]:
 
 
 def zookeeper_hosts(address: Address, broker_id: int, timeout_s: float) -> str | None:
-    """The ZooKeeper that the broker uses; None if the broker does not report it."""
+    """Return the ZooKeeper that the broker uses; None if the broker does not report it."""
     return _broker_configs(address, broker_id, timeout_s).get(_ZOOKEEPER) or None
 
 
 def zookeeper_of(broker_config: Path) -> tuple[str | None, ZkSecurity]:
-    """The ZooKeeper that a broker's file names, None for the embedded one, and the credentials. Raises ConfigError."""
+    """Return the ZooKeeper that a broker's file names, None for the embedded one, and the credentials.
+
+    Raises ConfigError.
+    """
     from klamm.config import KafkaConfig
     from klamm.server import zookeeper_security
 

@@ -130,7 +130,7 @@ def _command(
         ),
     ] = None,
 ) -> None:
-    """Has only the option."""
+    """A command that has only the option."""
 
 
 def add_option(group: Any) -> None:

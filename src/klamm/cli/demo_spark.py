@@ -120,7 +120,7 @@ def _produce(servers: str, clicks: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _pipeline(servers: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """`klamm pipeline run` as a process of its own, as in another terminal."""
+    """Run `klamm pipeline run` in another process, as in a second terminal."""
     env = {
         **os.environ,
         "LAKE": str(directory / "lake"),

@@ -11,7 +11,7 @@ from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
 
 
 def find_zookeeper(bootstrap_server: str, timeout_s: float) -> str:
-    """The ZooKeeper of the cluster, by its first broker that answers. Fails with a sentence if none does."""
+    """Return the ZooKeeper of the cluster, by its first broker that answers. Fails with a sentence if none does."""
     for server in bootstrap_server.split(","):
         view = ask_metadata(parse_address(server), timeout_s)
         for node in view.brokers if view is not None else ():

@@ -13,7 +13,7 @@ SHOWN: Final = 20
 
 
 def sentences(losses: list[LostRecords]) -> list[str]:
-    """One sentence per loss with its remedy, and one for all that are not shown."""
+    """Return one sentence per loss with its remedy, and one for all that are not shown."""
     found = [_sentence(lost) for lost in losses[:SHOWN]]
     if len(losses) > SHOWN:
         found.append(
@@ -33,7 +33,10 @@ def _sentence(lost: LostRecords) -> str:
 
 
 def read_losses(session: BlockingSession) -> list[LostRecords]:
-    """The losses of topics that still exist, by partition and offset. Raises ConnectionLoss and ZnodeFormatError."""
+    """Return the losses of topics that still exist, by partition and offset.
+
+    Raises ConnectionLoss and ZnodeFormatError.
+    """
     from klamm.zk.model import paths, znodes
 
     losses = [lost for _, lost in stored(session)]
@@ -49,7 +52,7 @@ def read_losses(session: BlockingSession) -> list[LostRecords]:
 
 
 def stored(session: BlockingSession) -> list[tuple[str, LostRecords]]:
-    """The paths of all losses and what they contain."""
+    """Return the paths of all losses and what they contain."""
     from klamm.zk.model import paths, znodes
     from klamm.zk.model.ops import NoNode
 

@@ -75,7 +75,7 @@ def reassign(
 
 
 def _has_refused_dirs(bootstrap_server: str, file: Path) -> bool:
-    """Set the directories first, so that a new replica is created in its directory."""
+    """Set the directories first, so that new replicas are created there. Return whether some were refused."""
     log_dirs = read_log_dirs(file)
     if not log_dirs:
         return False

@@ -65,7 +65,7 @@ class ClusterSecurity:
         return self.choice.is_on
 
     def prepare(self) -> None:
-        """Has no effect when it is called again."""
+        """Prepare the files once. Later calls have no effect."""
         if not self.is_on or self._is_prepared:
             return
         self._is_prepared = True

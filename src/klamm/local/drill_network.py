@@ -110,7 +110,7 @@ class DrillNetwork:
         self._run(self._listen(port, target_port, broker_id, None))
 
     def set_process(self, broker_id: int, pid: int) -> None:
-        """Tell which process is a broker now: connections from it to others are its own."""
+        """Set the process of a broker: connections from this process to others are the broker's."""
         self._loop.call_soon_threadsafe(self._pids.__setitem__, broker_id, pid)
 
     def cut(self, broker_id: int) -> None:

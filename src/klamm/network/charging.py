@@ -31,7 +31,7 @@ NO_QUOTAS: Final = _NoQuotas()
 
 
 def charge(quotas: RequestQuotas, request: Request, response: Message | None) -> Message | None:
-    """Charge a complete request; return its response with the throttle time, also one that the handler decided on."""
+    """Charge a complete request. Return its response with the throttle time, which the handler may have set."""
     quotas.charge(request, is_answered=response is not None)
     if not request.throttle_time_ms or response is None or not hasattr(response, "throttle_time_ms"):
         return response

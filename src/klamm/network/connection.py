@@ -97,7 +97,7 @@ class Connection(GuardedProtocol):
         self._on_made(self, self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Requests that were received and change something are still handled, as in Kafka; the others are dropped."""
+        """Drop received requests that change nothing. The others are still handled, as in Kafka."""
         if self.is_closed:
             return
         self._release()
@@ -227,7 +227,7 @@ class Connection(GuardedProtocol):
         self._finish(request, body, at_once=True)
 
     def _give_token(self, token: bytes | None) -> None:
-        """Write a bare token: its peer has not sent anything else before that is not answered yet."""
+        """Write a bare token. The peer must not have sent a request that is still unanswered."""
         if token is None or self._pipeline.in_flight:
             self.close()
         else:

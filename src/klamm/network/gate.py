@@ -222,7 +222,7 @@ def mechanism_of(frame: Frame, version: int) -> str:
 
 @lru_cache(maxsize=64)
 def _mechanism_of_short(frame: bytes, version: int) -> str:
-    """Take a frame without its correlation id: clients with the same id send the same bytes."""
+    """Decode a frame that lacks its correlation id: without it, equal clients send equal bytes, which are cached."""
     return _decoded(SaslHandshakeRequest, frame[:4] + bytes(4) + frame[4:], version).mechanism
 
 

@@ -57,7 +57,7 @@ def _bind_all(addresses: list[tuple[Any, Any]], buffers: Mapping[int, int]) -> l
 
 
 def _bind(family: int, address: tuple[Any, ...], buffers: Mapping[int, int]) -> socket.socket | None:
-    """A bound socket, or None if the system does not have this address family."""
+    """Return a bound socket, or None if the system does not have this address family."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:

@@ -79,7 +79,7 @@ class PausableProtocol(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def rest_a_turn(self) -> None:
-        """Read on in the next turn of the loop: uvloop reads a socket up to 32 times in one turn."""
+        """Continue reading in the next turn of the loop: uvloop reads a socket up to 32 times in one turn."""
         if not self.paused:
             self.pause(TURN)
             self._loop.call_soon(self.resume, TURN)

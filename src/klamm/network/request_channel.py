@@ -179,7 +179,7 @@ class RequestChannel:
         self.unsent_bytes += size_bytes
 
     def note_sent(self, count: int, size_bytes: int) -> None:
-        """Count requests that have left the broker, and the bytes of their responses that need no memory any longer."""
+        """Count requests that have left the broker, and the bytes of their responses that no longer need memory."""
         self.in_flight -= count
         self.unsent_bytes -= size_bytes
         if self._drained is not None and self.in_flight == 0 and not self._drained.done():

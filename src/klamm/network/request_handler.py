@@ -168,7 +168,7 @@ class KafkaRequestHandlerPool:
     def _continue_sliced(self) -> bool:
         """Continue a request that takes several slices, in every other turn. Return whether there was one.
 
-        A pass of the collector has a turn of its own: together with a slice it would hold the loop for too long.
+        A pass of the collector takes a separate turn: together with a slice it would hold the loop for too long.
         """
         if self._was_sliced or not (self._sliced_control or self._sliced):
             self._was_sliced = False
@@ -352,7 +352,7 @@ class KafkaRequestHandlerPool:
             yield from request.freed()
 
     def _guard(self, request: Request, steps: Steps) -> Steps:
-        """Steps of encoding, then of freeing."""
+        """Take the steps of encoding, then those of freeing."""
         try:
             yield from steps
         except Exception:
@@ -371,7 +371,7 @@ class KafkaRequestHandlerPool:
         self._add_sliced(request, steps)
 
     def _free_later(self, request: Request) -> None:
-        """Free a request that has waited for its result in steps of its own."""
+        """Free a request that has waited for its result, in separate steps."""
         if request.held is not None:
             self._add_sliced(request, request.freed())
 

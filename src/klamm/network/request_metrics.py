@@ -110,7 +110,7 @@ def error_code_reader(response: type[Message]) -> Callable[[Any], list[int] | No
 
 
 def small_error_code_reader(response: type[Message], version: int) -> Callable[[Any], list[int] | None]:
-    """Return a function like `error_code_reader`'s for responses whose size their error codes do not tell.
+    """Return a function like `error_code_reader`'s for responses that may be large although they have few error codes.
 
     It returns None if all arrays of the response together have more than `MAX_WHOLE_ELEMENTS` elements.
     """

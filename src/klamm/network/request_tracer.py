@@ -160,9 +160,9 @@ class RequestTracer:
         return 1 + (self._state * (2 * sample - 1) >> 64)
 
     def dispatch(self, request: TracedRequest, message: Any) -> Any:
-        """Call the handler so that all it starts knows the request.
+        """Call the handler. Everything that it starts can look up the request.
 
-        Called for requests that are traced, and for all while a traced request waits.
+        This is used for traced requests, and for all requests while a traced one waits.
         """
         if request.trace is not None:
             request.trace.note_request(message)
@@ -176,7 +176,7 @@ class RequestTracer:
         return result
 
     def within(self, request: TracedRequest, steps: Generator[None, None, Any]) -> Generator[None, None, Any]:
-        """Steps of the handler. A step is marked if it begins while a traced request waits."""
+        """Take the steps of the handler. A step is marked if it begins while a traced request waits."""
         try:
             while True:
                 token = HANDLED.set(request if self.waiting or request.trace is not None else None)
@@ -272,7 +272,7 @@ class RequestTrace(RequestWaits):
 
     @property
     def is_of_the_log(self) -> bool:
-        """Whether only the request log is concerned: its own traffic would never end."""
+        """Whether the request concerns the request log only. Traces of such requests would cause further traces."""
         if 0 < self._partition_count == self._own_count:
             return True
         return any(wait.purgatory == "Fetch" and (wait.key or "").startswith(_OWN) for wait in self.waits)

@@ -28,7 +28,7 @@ class SlicePasses:
         return self._seconds >= PASS_SECONDS
 
     def hold_back(self) -> None:
-        """A slice begins: Python starts no passes until the next call of `run`."""
+        """Keep Python from starting passes until the next call of `run`: a slice begins."""
         if self._is_enabled and not self.is_held_back and gc.isenabled():
             gc.disable()
             self.is_held_back = True

@@ -139,7 +139,7 @@ class AlterPartitionManager:
             return None
 
     def _complain(self, problem: str) -> None:
-        """Log a problem once, although it may last."""
+        """Log a lasting problem once."""
         if problem != self._problem:
             log.warning("sending AlterPartition to the controller failed, trying again: %s", problem)
         self._problem = problem
@@ -149,7 +149,7 @@ class AlterPartitionManager:
         self._unsent = changes | self._unsent
 
     def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
-        """Whether something must be sent again later."""
+        """Apply the response. Return whether something must be sent again later."""
         if response.error_code != ErrorCode.NONE:
             self._complain(ErrorCode.of(response.error_code).name)
             self._again(changes)

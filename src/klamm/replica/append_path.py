@@ -34,7 +34,7 @@ _QUIET_FAILURES: Final = frozenset(
 
 
 def failed(error: ErrorCode, message: str | None = None) -> AppendResult:
-    """The result of an append that never reached its log."""
+    """Return the result of an append that never reached its log."""
     return AppendResult.rejected(error, message)
 
 

@@ -49,7 +49,7 @@ class ControlState:
 
 
 def judge(claim: Claim, state: ControlState, own_epoch: int) -> ErrorCode:
-    """The decision on a claim after a read of ZooKeeper."""
+    """Return the decision on a claim after a read of ZooKeeper."""
     if claim.broker_epoch is not None and claim.broker_epoch not in (own_epoch, state.broker_epoch):
         return ErrorCode.STALE_BROKER_EPOCH
     is_named = (claim.controller_id, claim.controller_epoch) == (state.controller_id, state.controller_epoch)
@@ -169,7 +169,7 @@ class ControllerGuard:
                 future.set_result(verdict(claim))
 
     def _report(self, claim: Claim, state: ControlState, error: ErrorCode) -> None:
-        """At most once a minute: anyone who reaches a listener can send such requests."""
+        """Log at most once per minute: anyone who reaches a listener can send such requests."""
         if self._loop.time() < self._silent_until_s:
             return
         self._silent_until_s = self._loop.time() + REMINDER_S

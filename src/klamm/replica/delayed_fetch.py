@@ -213,7 +213,7 @@ class LargeFetch(DelayedFetch):
         self._follow(reads)
 
     def close(self) -> None:
-        """Its partitions are released in steps."""
+        """End the wait. The partitions are released in steps."""
         self._leave()
 
     def _answer(self, *, everything: bool = False) -> Reads:
@@ -224,7 +224,7 @@ class LargeFetch(DelayedFetch):
     def read_again(self, sort_out: SortOut) -> Generator[None, None, None]:
         """Read the partitions again that changed during the wait.
 
-        `sort_out` refuses those that the reader may not read any longer: meanwhile a topic can have been deleted and
+        `sort_out` refuses those that the reader may no longer read: meanwhile a topic can have been deleted and
         created again. What was read before counts against the limit of the response.
         """
         limit = ReadLimit(self._params)
@@ -255,7 +255,7 @@ class LargeFetch(DelayedFetch):
         yield list(self._again.items())
 
     def release(self, reads: Reads) -> None:
-        """A part is answered, or no longer waited for."""
+        """Release a part that is answered, or that nobody waits for."""
         is_ephemeral = not self._session.id
         for partition, _ in reads:
             self._baseline.pop(partition, None)

@@ -102,7 +102,7 @@ class FetchSessionHandler:
         self._epoch = INITIAL_EPOCH
 
     def build(self, max_wait_ms: int, broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> BuiltRequest:
-        """The next request, at once."""
+        """Return the next request, made at once."""
         steps = self.building(max_wait_ms, broker_epoch)
         while True:
             try:
@@ -114,7 +114,7 @@ class FetchSessionHandler:
     def building(
         self, max_wait_ms: int, broker_epoch: int = UNKNOWN_BROKER_EPOCH
     ) -> Generator[None, None, BuiltRequest]:
-        """The next request, slice by slice. Topics are named by id unless one of them has none.
+        """Return the next request, made slice by slice. Topics are named by id unless one of them has none.
 
         Partitions may come and go between the slices: those that have been named already are in the next request again,
         or are forgotten by it.
@@ -150,7 +150,7 @@ class FetchSessionHandler:
         )
 
     def _begin(self) -> tuple[dict[TopicPartition, PartitionFetchState], list[PartitionFetchState]]:
-        """The partitions of a request that begins a session. Without a session, changed partitions come first."""
+        """Return the partitions of a request that begins a session. Without one, changed partitions come first."""
         changed: dict[TopicPartition, PartitionFetchState] = {}
         if self._is_refused:
             changed = dict(islice(self._changed.items(), CHANGED_PARTITIONS))
@@ -186,7 +186,7 @@ class FetchSessionHandler:
         return states
 
     def _wait_ms(self, max_wait_ms: int) -> int:
-        """If others are left, the leader answers at once; without a session, all have their turn within the wait."""
+        """Return the wait at the leader: none if partitions are left; without a session, a share of the usual wait."""
         if self._is_refused and self._new:
             return max(1, max_wait_ms * len(self._asked) // len(self._active)) if max_wait_ms else 0
         return 0 if self._new or self._forgotten else max_wait_ms

@@ -146,7 +146,7 @@ class ReplicaFetcher:
             self._disconnect()
 
     async def do_work(self) -> None:
-        """One round: due truncations, resets and fetches."""
+        """Run one round: due truncations, resets and fetches."""
         self._end_delays()
         self._hold_back()
         if not (self._truncating or self._out_of_range or len(self._session)):
@@ -210,7 +210,7 @@ class ReplicaFetcher:
             self._session.put(state)
 
     def _hold_back(self) -> None:
-        """Throttled partitions that lag are not requested while the quota is exceeded."""
+        """While the quota is exceeded, do not request throttled partitions that lag."""
         quota = self._replicas.quotas.follower
         is_exceeded = quota.has_throttled and quota.is_exceeded
         for state in [s for s in self._throttled.values() if not (is_exceeded and quota.is_throttled(s.tp))]:
@@ -231,7 +231,7 @@ class ReplicaFetcher:
         return max(0.0, min(waits)) if waits else None
 
     def _fail(self, state: PartitionFetchState, error: ErrorCode) -> None:
-        """Only a new leader epoch can help this partition."""
+        """Stop fetching the partition until its leader epoch changes."""
         log.warning("%s: stopped fetching %s: %s", self.name, state.tp, error.name)
         self.remove((state.tp,))
         self.failed[state.tp] = error

@@ -64,7 +64,7 @@ def register_purgatory(metrics: MetricsRegistry, purgatory: DelayedOperationPurg
 
 
 def register_lag(metrics: MetricsRegistry, client_id: str, state: PartitionFetchState) -> None:
-    """Records that a follower lags behind its leader; -1 until known."""
+    """Register the number of records that a follower lags behind its leader; -1 until known."""
     metrics.gauge(*_LAG, lambda: state.lag, _lag_tags(client_id, state.tp))
 
 

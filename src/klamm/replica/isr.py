@@ -30,7 +30,7 @@ def is_confirmed(isr: Iterable[int], remotes: dict[int, RemoteReplica], now_ms: 
 
 
 def may_join(remote: RemoteReplica, high_watermark: int, leader_epoch_start_offset: int | None) -> bool:
-    """A follower joins once it has all committed records and everything up to the start of this leader epoch."""
+    """Return whether a follower has all committed records and everything up to the start of this leader epoch."""
     return remote.log_end_offset >= high_watermark and remote.log_end_offset >= (leader_epoch_start_offset or 0)
 
 

@@ -133,7 +133,7 @@ class LogDirMoves:
                 return
 
     def _step_or_leave(self, tp: TopicPartition) -> int:
-        """`_step`. After an unexpected error the move rests until the partition's next LeaderAndIsr, or a restart."""
+        """Take a step. After an unexpected error the move rests until the next LeaderAndIsr or restart."""
         try:
             return self._step(tp)
         except Exception:

@@ -285,7 +285,7 @@ class Partition:
         return result
 
     def _append_around_start(self, log: Log, records: memoryview | bytes | bytearray) -> AppendResult:
-        """The leader's log starts within a batch (DeleteRecords): an empty follower takes that batch as a whole."""
+        """Append a whole batch to an empty follower, if the leader's log starts within that batch (DeleteRecords)."""
         start = log.log_start_offset
         first = next(batches(memoryview(records)))
         if not first.base_offset < start <= first.last_offset:
@@ -327,7 +327,7 @@ class Partition:
         return tuple(replica for replica in self.isr if replica not in lost) if lost else None
 
     def propose_isr(self, isr: tuple[int, ...]) -> None:
-        """An ISR change is in flight: until its decision the larger set counts."""
+        """Note an ISR change in flight: until its decision the larger set counts."""
         self.pending_isr = isr
 
     def commit_isr(self, isr: Sequence[int], leader_epoch: int, partition_epoch: int, now_ms: int) -> bool:
@@ -343,14 +343,14 @@ class Partition:
         return True
 
     def reject_isr(self) -> None:
-        """The proposed change was refused: the last committed ISR counts again."""
+        """Drop a proposed change that was refused: the last committed ISR counts again."""
         self.pending_isr = None
 
     # --- log start --------------------------------------------------------------------------------------------------
 
     @property
     def low_watermark(self) -> int:
-        """The smallest log start offset among the replicas of live brokers: what DeleteRecords waits for."""
+        """The smallest log start offset among the replicas of live brokers. DeleteRecords waits for it."""
         assert self.log is not None
         alive = (r.log_start_offset for r in self.remotes.values() if self._is_alive(r.broker_id))
         return min([self.log.log_start_offset, *alive])

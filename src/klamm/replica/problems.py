@@ -26,7 +26,7 @@ class ReplicaProblems:
         self._known: dict[TopicPartition, Problem] = {}
 
     def put(self, tp: TopicPartition, problem: Problem) -> bool:
-        """Returns False if it was known."""
+        """Add a problem. Return False if it was known."""
         if self._known.get(tp) is problem:
             return False
         self.clear(tp)

@@ -78,7 +78,7 @@ class ProducerIdManager:
             self._stop_timer()
 
     def _refuse_all(self) -> None:
-        """Not the controller, or no answer: clients retry."""
+        """Refuse all waiting requests: the broker was not the controller, or did not answer. Clients retry."""
         self._stop_timer()
         while self._waiting:
             waiter = self._waiting.popleft()

@@ -208,7 +208,7 @@ class RecordChecks:
     def _convert(
         self, view: memoryview, config: LogConfig, now_ms: int, topic: str, converted: list[_Converted]
     ) -> Checked:
-        """Runs in the worker: a message set of an old client becomes a record batch."""
+        """Convert a message set of an old client to a record batch, in the worker."""
         started = self._clock.monotonic()
         try:
             data, count, memory_bytes = to_batch(view, max_unpacked_bytes(config))
@@ -235,12 +235,12 @@ def _count(data: RecordsBytes) -> int:
 
 
 def _check(view: memoryview, config: LogConfig, now_ms: int) -> Checked:
-    """Runs in the worker, on a frozen configuration."""
+    """Check a batch in the worker, on a frozen configuration."""
     return validate(view, config, AppendOrigin.CLIENT, now_ms, is_plain=is_plain(config))
 
 
 def _check_all(heavy: Mapping[TopicPartition, Callable[[], Checked]]) -> dict[TopicPartition, Checked]:
-    """Runs in the worker."""
+    """Check all batches in the worker."""
     return {tp: check() for tp, check in heavy.items()}
 
 

@@ -265,7 +265,7 @@ class ReplicaManager:
             self.loop.call_soon(self._stop_waiting_for_dead, partitions)
 
     def on_topic_config_change(self, topic: str) -> None:
-        """`topic_config_pass` at once."""
+        """Run `topic_config_pass` at once."""
         for _ in self.topic_config_pass(topic):
             pass
 
@@ -287,12 +287,12 @@ class ReplicaManager:
             self.complete_woken_fetches()
 
     def on_log_dir_failure(self, log_dir: str) -> None:
-        """`log_dir_failure_pass` at once."""
+        """Run `log_dir_failure_pass` at once."""
         for _ in self.log_dir_failure_pass(log_dir):
             pass
 
     def log_dir_failure_pass(self, log_dir: str) -> Iterator[None]:
-        """Takes the partitions of a failed directory offline, in slices; they stay so until the broker restarts.
+        """Take the partitions of a failed directory offline, in slices; they stay so until the broker restarts.
 
         Their logs have failed already: until its turn, a partition answers with the same error. If the directory comes
         back meanwhile, the partitions that are left stay online.
@@ -395,7 +395,7 @@ class ReplicaManager:
         self.logs.checkpoints.write_high_watermarks(self.high_watermarks())
 
     def high_watermark_pass(self) -> Iterator[None]:
-        """`checkpoint_high_watermarks`, slice by slice."""
+        """Write the same checkpoints slice by slice."""
         return self.logs.checkpoints.high_watermark_pass(self._has_partition)
 
     def _has_partition(self, log: Log) -> bool:

@@ -84,7 +84,7 @@ def _in_slices(
     result: StateChangeResult,
     correlation_id: int | None,
 ) -> Generator[int]:
-    """Yields between slices. Each is complete: its fetchers are restarted and its listeners notified."""
+    """Yield between slices. Each is complete: its fetchers are restarted and its listeners notified."""
     clock = replicas.clock
     leader_count = follower_count = 0
     leaders: list[Partition] = []
@@ -183,7 +183,7 @@ def _change(
 def _lead(
     replicas: ReplicaManager, partition: Partition, state: LeaderAndIsrPartitionState, topic_id: UUID, hosted: Log
 ) -> bool | None:
-    """Whether this leader epoch is new; None if the disk failed."""
+    """Make this broker the leader. Return whether the leader epoch is new; None if the disk failed."""
     try:
         return partition.make_leader(state, topic_id, hosted, replicas.clock.now_ms())
     except OSError as failure:
@@ -232,7 +232,7 @@ def _log_for(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is
 
 
 def _report(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, hosted: Log, error: ErrorCode) -> None:
-    """The directory belongs to another topic of that name: restored, copied or left over."""
+    """Report a directory of another topic with that name: restored, copied or left over."""
     if error != ErrorCode.INCONSISTENT_TOPIC_ID or not replicas.problems.put(tp, Problem.TOPIC_ID):
         return
     log.error(
@@ -302,7 +302,7 @@ def _stop_in_slices(
 def _stop(
     replicas: ReplicaManager, stops: list[StopReplica], result: StateChangeResult, correlation_id: int | None
 ) -> bool:
-    """Whether logs were deleted."""
+    """Stop the replicas. Return whether logs were deleted."""
     replicas.fetchers.remove([stop.topic_partition for stop in stops])
     deleted = [stop.topic_partition for stop in stops if stop.delete]
     dropped = [replicas.drop(tp) for tp in deleted]

@@ -34,10 +34,10 @@ class HostedReplicas(Protocol):
     def broker_id(self) -> int: ...
 
     def topic_id_of_log(self, tp: TopicPartition) -> UUID | None:
-        """None: there is no log. The zero UUID: the log does not name its topic's id."""
+        """Return the topic id of the log: None without a log, the zero UUID if the log does not name it."""
 
     def leader_epoch(self, tp: TopicPartition) -> int:
-        """The epoch that a controller has named to this process; NO_EPOCH if none has."""
+        """Return the epoch that a controller has sent to this process; NO_EPOCH if none has."""
 
 
 class StrayReplicasRule:
@@ -48,7 +48,7 @@ class StrayReplicasRule:
         self._informed_by = (NO_EPOCH, NO_EPOCH)
 
     def on_update(self, update: MetadataUpdate) -> bool:
-        """Whether to look now: a controller has sent partitions, that is all of them, to this registration first."""
+        """Return whether to look now: a controller sends all partitions to a new registration first."""
         informed_by = (update.controller_epoch, update.broker_epoch)
         if informed_by > self._informed_by and update.topics and update.is_last_slice:
             self._informed_by = informed_by
@@ -56,13 +56,13 @@ class StrayReplicasRule:
         return False
 
     def suspects(self, snapshot: MetadataSnapshot, logs: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Logs of partitions whose metadata does not name this broker as a replica."""
+        """Return the logs of partitions whose metadata does not name this broker as a replica."""
         me = self._replicas.broker_id
         states = ((tp, snapshot.partition(*tp)) for tp in logs)
         return [tp for tp, state in states if state is None or me not in state.replicas]
 
     def named_epochs(self, suspects: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The leader epochs before ZooKeeper is asked."""
+        """Return the leader epochs before ZooKeeper is asked."""
         return {tp: self._replicas.leader_epoch(tp) for tp in suspects}
 
     def unassigned(self, suspects: Iterable[TopicPartition]) -> ReadSteps[dict[TopicPartition, int]]:
@@ -95,5 +95,5 @@ class StrayReplicasRule:
         return self._replicas.broker_id not in (*assignment.replicas, *assignment.adding_replicas)
 
     def strays(self, epochs: Mapping[TopicPartition, int], named: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """The logs to delete. No controller has named them since; this broker knows nothing newer than ZooKeeper."""
+        """Return the logs to delete: no controller has named them since, and ZooKeeper has a newer epoch."""
         return [tp for tp, epoch in epochs.items() if self._replicas.leader_epoch(tp) == named[tp] < epoch]

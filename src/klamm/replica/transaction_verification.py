@@ -153,7 +153,7 @@ class _Append:
     def run(
         self, guards: Mapping[TopicPartition, VerificationGuard | None], errors: Errors
     ) -> AppendResults | asyncio.Future[AppendResults]:
-        """Append what has no error; return the results in the order of the request."""
+        """Append the batches without an error; return the results in the order of the request."""
         refused = {tp: self._explain(error) for tp, error in errors.items()}
         accepted = {tp: data for tp, data in self.records.items() if tp not in refused} if refused else self.records
         if not accepted:
@@ -303,7 +303,7 @@ class _Verification:
             log.producers.verifications.refuse(self._producer_id, guard)
 
     def _ask_again_later(self, errors: Errors) -> Errors | asyncio.Future[Errors]:
-        """The previous transaction still completes, which takes milliseconds: ask again instead of the client."""
+        """Ask again instead of the client: the previous transaction still completes, which takes milliseconds."""
         producers = self._append.replicas.transactional_producers
         config, loop = producers.config(), producers.loop
         if self._retry_until is None:

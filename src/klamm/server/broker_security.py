@@ -209,7 +209,7 @@ def _mapper(settings: ListenerSettings) -> PrincipalMapper:
 
 
 def _client_security(config: KafkaConfig, settings: ListenerSettings) -> ClientSecurity:
-    """How this broker connects to the same listener of other brokers."""
+    """Return how this broker connects to the same listener of other brokers."""
     protocol = config.security_protocol_map[settings.listener]
     if protocol is SecurityProtocol.PLAINTEXT:
         return ClientSecurity()

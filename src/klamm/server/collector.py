@@ -68,7 +68,7 @@ def resident_bytes() -> int:
 
 
 def slice_passes() -> SlicePasses:
-    """Passes between slices. There are none if `install` was not called: a full pass would visit every object."""
+    """Return the passes between slices: none if `install` was not called, as a full pass would visit every object."""
     return SlicePasses(any(isinstance(callback, FullCollections) for callback in gc.callbacks))
 
 

@@ -82,7 +82,7 @@ class ControlLogWriter:
             record(RoleChanged(replicas.controller_epoch, correlation_id, tp, role, leader_epoch))
 
     def on_failed_request(self, request: Request, error: str) -> None:
-        """Record a handler's failure, with growing distances: a client that repeats a failing request must not fill the
+        """Record a handler's failure, at growing intervals: a client that repeats a failing request must not fill the
         log.
         """
         if self._broker is None:

@@ -83,7 +83,7 @@ class ControllerChannel:
         return await connection.send(request, version)
 
     async def _connected(self) -> BrokerConnection:
-        """The open connection, or a new one; callers that come while it is being opened wait for it."""
+        """Return the open connection, or a new one; callers that arrive while it is being opened wait for it."""
         snapshot = self._metadata.snapshot
         endpoint = snapshot.endpoint(snapshot.controller_id, self._listener)
         if endpoint is None:

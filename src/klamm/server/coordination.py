@@ -31,7 +31,7 @@ GOODBYE_MS: Final = 1_000
 
 
 def embedded_dir(config: KafkaConfig) -> Path:
-    """Next to the first log directory and named after it: brokers with their own log directories share nothing."""
+    """Return the directory: by default next to the first log directory, so that no two brokers share it."""
     if config.klamm_zookeeper_embedded_dir is not None:
         return Path(config.klamm_zookeeper_embedded_dir)
     first = config.log_directories[0].absolute()
@@ -140,7 +140,7 @@ class Coordination:
         log.info("Ended the session %#x of this broker's last run, which was not stopped cleanly", dead.session_id)
 
     def _remember(self) -> None:
-        """Written to every directory, because any of them may be the only one left after a failure."""
+        """Save the session in every directory, because any of them may be the only one left after a failure."""
         problems = [problem for path in self._session_files if (problem := self._note_session(path)) is not None]
         if len(problems) == len(self._session_files):
             log.warning("%s. After a crash this broker waits for its old session to end", "; ".join(problems))

@@ -35,6 +35,6 @@ class KafkaServer:
             raise KlammError(f"ZooKeeper was lost while the broker started ({error}): start it again.") from error
 
     async def stop(self) -> None:
-        """A controlled shutdown: leaderships move, waiting requests are answered, logs are flushed and marked clean."""
+        """Move leaderships away, answer waiting requests, flush the logs and mark them clean: a controlled shutdown."""
         await self._starting.ending.run()
         log.info("Stopped")

@@ -228,7 +228,7 @@ class LogTopicWriter:
     # --- the topic -----------------------------------------------------------------------------------------------
 
     async def _create(self, broker: Broker) -> None:
-        """The controller's own broker requests it first; the others only if that fails."""
+        """Request the topic: the controller's own broker does so first, the others only if that fails."""
         now_s = broker.loop.time()
         if self._wanted_since_s is None:
             self._wanted_since_s = now_s

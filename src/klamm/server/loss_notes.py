@@ -44,7 +44,7 @@ class LossNotes:
             self._waiting.popleft()
 
     async def _write(self, lost: LostRecords) -> None:
-        """Retry until the znode is there: the broker does not find the same loss again."""
+        """Retry until the znode exists: the broker does not detect the same loss a second time."""
         while True:
             try:
                 return await self._put(lost)

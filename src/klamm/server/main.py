@@ -117,7 +117,7 @@ def main(environment: Environment | None = None) -> int:
 
 
 def run_loop(config: KafkaConfig, ready_file: Path | None = None, environment: Environment | None = None) -> None:
-    """The broker loop, on uvloop. The small switch interval keeps it prompt beside the control loop's thread."""
+    """Run the broker loop, on uvloop. The small switch interval keeps it prompt beside the control loop's thread."""
     import uvloop
 
     refuse_exposure(config)

@@ -66,8 +66,8 @@ async def until_known(
             await known.wait()
         return
     log.warning(
-        "The controller has not reached this broker yet. It connects to %s, which advertised.listeners must give as an "
-        "address that all brokers can connect to, this one too",
+        "The controller has not reached this broker yet. It connects to %s: advertised.listeners "
+        "must name an address that every broker can reach, this one included",
         where,
     )
     try:

@@ -86,7 +86,7 @@ class RequestLogWriter:
         ]
 
     def lines(self) -> Iterator[bytes]:
-        """The last records as JSON, one per line, in pieces; newest last."""
+        """Yield the last records as JSON, one per line, in pieces; newest last."""
         records = list(self._tracer.records)
         for start in range(0, len(records), SLICE_RECORDS):
             yield b"".join(to_json(it, self._broker.id) + b"\n" for it in records[start : start + SLICE_RECORDS])

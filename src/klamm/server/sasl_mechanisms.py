@@ -147,7 +147,7 @@ async def load_keys(source: KeySource) -> None:
 
 
 async def refresh_keys(source: KeySource) -> None:
-    """Read the keys again and again. A failed attempt leaves the old keys in use."""
+    """Read the keys periodically. A failed attempt leaves the old keys in use."""
     while True:
         try:
             await load_keys(source)
@@ -159,7 +159,7 @@ async def refresh_keys(source: KeySource) -> None:
 
 
 def _shown(url: str) -> str:
-    """The address without user, password and query, which may be secrets."""
+    """Return the address without user, password and query, which may be secrets."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 

@@ -33,7 +33,7 @@ def client(config: KafkaConfig) -> ZkSecurity:
 
 
 def embedded_server(config: KafkaConfig) -> ServerOptions:
-    """The embedded server requires the digest of its brokers, and uses TLS if they do."""
+    """Return the options of the embedded server: it requires the digest of its brokers, and uses TLS if they do."""
     from klamm.zk.server.server import ServerOptions
     from klamm.zk.server.shared_secret import OPEN_GATE, Gate
 
