@@ -1,7 +1,7 @@
 """Results that may come later.
 
 A function whose result may come later returns the result itself or a future of it (`T | asyncio.Future[T]`). `after` is
-the one way to continue with such a result: at once if it is there, so that the common case costs no turn of the loop.
+the one way to continue with such a result: at once if it is available, so the common case costs no turn of the loop.
 `all_results` makes one such result of many. The follower of a `PromptFuture` does not wait for the next turn of the
 loop (`promptly`, `follow`).
 """
@@ -113,7 +113,7 @@ def after(
     timeout_ms: int | None = None,
     on_timeout: Callable[[], B] | None = None,
 ) -> B | asyncio.Future[B]:
-    """Return `step(result)` once the result of `first` is there, or a future of it.
+    """Return `step(result)` once the result of `first` is available, or a future of it.
 
     `on_failure` turns a failure of `first` or of `step`, or its cancellation, into a result. `on_timeout` gives the
     result if there is none after `timeout_ms`; `first` is not cancelled then, so the request may still take effect.

@@ -86,7 +86,7 @@ def test_a_move_that_cannot_end_is_listed_and_cancelled(cluster: LocalCluster) -
     try:
         slow = ("--topic", "slow", "--partition", "0")
         late = ask("reassign", *slow, "--replicas", str(paused), "--wait", "--timeout", "0", code=1)
-        assert str(late.exception) == "After 0 s still under way: slow-0. They continue."
+        assert str(late.exception) == "After 0 s still in progress: slow-0. They continue."
         (row,) = ask("reassign", "--list", "--topic", "slow").stdout.splitlines()[1:]
         assert row.split() == ["slow", "0", f"{paused},{home}", str(paused), str(home)]
         assert ask("reassign", "--cancel", "--topic", "slow").stdout == f"Partition slow-0 goes back to {home}.\n"

@@ -160,7 +160,7 @@ def _in_parts_of_rows(handle: Handler, parts: Parts, rows: Callable[[Any], Seque
 
 
 class _PartedRequest:
-    """One large request under way."""
+    """One large request in progress."""
 
     __slots__ = ("_broker", "_ctx", "_deadline", "_handle", "_parts", "_req", "_responses", "_rest")
 

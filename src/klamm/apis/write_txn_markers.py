@@ -160,7 +160,7 @@ def _complete_offsets(
 
 
 def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerResult]) -> Steps[Any]:
-    """Return the response, or a future of the remaining steps while appends are under way."""
+    """Return the response, or a future of the remaining steps while appends are in progress."""
     room = _AT_ONCE
     while written:
         if room <= 0:

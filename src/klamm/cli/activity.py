@@ -120,7 +120,7 @@ class ActivityReader:
 
 
 def totals(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Add up the values of each name over its tags, without those per topic, which have a sum of their own."""
+    """Add up the values of each name over its tags, without those per topic, whose sum is a separate value."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if not _TOPIC_TAG.search(name):

@@ -97,7 +97,7 @@ def advertised_listeners(node: MetadataResponseBroker, timeout_s: float) -> list
 
 
 def _settings(node: MetadataResponseBroker, keys: Sequence[str], timeout_s: float) -> dict[str, str]:
-    """Ask the broker for settings of its own. Raises OSError."""
+    """Ask the broker for its own settings. Raises OSError."""
     from klamm.cli.broker_requests import broker_settings
 
     found = broker_settings((node.host, node.port), node.node_id, keys, timeout_s)

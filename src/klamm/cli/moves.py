@@ -129,7 +129,7 @@ def wait(servers: str, moves: Moves, timeout_s: float) -> None:
             if time.monotonic() >= deadline:
                 more = f" and {len(moving) - SHOWN} more" if len(moving) > SHOWN else ""
                 names = ", ".join(sorted(map(str, moving))[:SHOWN])
-                fail(f"After {timeout_s:g} s still under way: {names}{more}. They continue.")
+                fail(f"After {timeout_s:g} s still in progress: {names}{more}. They continue.")
             done = len(moves) - len(moving)
             line.show(done / len(moves), f"{done} of {len(moves)} moves have ended")
             seen.look_at(moving)

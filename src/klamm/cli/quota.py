@@ -19,11 +19,9 @@ app = typer.Typer(
 )
 
 User = Annotated[str | None, typer.Option("--user", "-u", metavar="NAME", help="The user.")]
-DefaultUser = Annotated[bool, typer.Option("--default-user", help="All users without a quota of their own.")]
+DefaultUser = Annotated[bool, typer.Option("--default-user", help="All users without their own quota.")]
 ClientId = Annotated[str | None, typer.Option("--client-id", "-c", metavar="ID", help="The client id.")]
-DefaultClientId = Annotated[
-    bool, typer.Option("--default-client-id", help="All client ids without a quota of their own.")
-]
+DefaultClientId = Annotated[bool, typer.Option("--default-client-id", help="All client ids without their own quota.")]
 
 
 @app.command("list")

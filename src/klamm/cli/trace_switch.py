@@ -77,7 +77,7 @@ def hold_signals() -> None:
 
 
 def _report_restoring(*_: object) -> None:
-    # Not by print: a signal may arrive while a print is under way.
+    # Not by print: a signal may arrive during another print.
     os.write(2, b"Restoring the settings of the brokers ...\n")
 
 

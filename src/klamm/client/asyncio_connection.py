@@ -274,7 +274,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._fail(ConnectionError(f"the broker refused to authenticate this client again: {error}"))
             return
         except Exception as error:
-            # A bug, here or in a token provider. Whoever waits for `ready` must not wait forever.
+            # A bug, here or in a token provider. Callers of `ready` must not wait forever.
             _log.exception("authenticating a connection again failed")
             self._fail(ConnectionError(f"this client cannot authenticate again: {type(error).__name__}"))
             return

@@ -1,6 +1,6 @@
 """Transactions of producers, request by request: another process than the one that wrote may end a transaction.
 
-Each transaction has an epoch of its own: `begin` runs InitProducerId. A request that was delayed on a connection
+Each transaction has its own epoch: `begin` runs InitProducerId. A request that was delayed on a connection
 therefore never acts on a later transaction of the same id, which the protocol of Kafka 3.9 alone does not prevent.
 """
 

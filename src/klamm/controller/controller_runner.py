@@ -1,4 +1,4 @@
-"""The control loop: a thread with an event loop of its own, where the controller's queue and its senders live.
+"""The control loop: a thread with its own event loop, where the controller's queue and its senders live.
 
 The broker loop uses `ControllerHandle`: `submit` crosses threads with frozen values, and its future is resolved
 on the broker loop. Session expiry is handled here: `Expire` first, then, in the new session, registration and election.

@@ -273,7 +273,7 @@ class GroupMetadataManager:
         for index, offset in markers.items():
             partition = self._partitions.get(index)
             if partition is None or partition.is_loading:
-                continue  # The marker is in the log: whoever loads the partition reads it.
+                continue  # The marker is in the log: the broker that loads the partition reads it.
             for group_id in list(partition.open_transactions.get(producer_id, ())):
                 ended.append(Deferred())
                 marker = Marker(offset, commit)
@@ -286,7 +286,7 @@ class GroupMetadataManager:
         try:
             if (group := partition.groups.get(group_id)) is not None:
                 yield from group.offsets.end_transaction(producer_id, marker)
-        except GeneratorExit:  # The broker stops: whoever loads the partition reads the marker.
+        except GeneratorExit:  # The broker stops: the next one that loads the partition reads the marker.
             ended.complete(None)
             raise
         if self._partitions.get(partition.index) is partition:
@@ -348,7 +348,7 @@ class GroupMetadataManager:
 
 
 def _is_quiet(group: GroupMetadata) -> bool:
-    """Whether the group has no members, and no commit, transaction or join under way."""
+    """Whether the group has no members, and no commit, transaction or join in progress."""
     pending = group.offsets.pending or group.offsets.transactional or group.pending_members
     return group.state is GroupState.EMPTY and not pending
 

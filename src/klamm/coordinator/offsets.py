@@ -43,7 +43,7 @@ class GroupOffsets:
         return None if entry is None else entry.value
 
     def is_unstable(self, tp: TopicPartition) -> bool:
-        """Whether a commit or a transaction that is under way may change the committed offset (KIP-447)."""
+        """Whether a commit or a transaction in progress may change the committed offset (KIP-447)."""
         return tp in self.pending or tp in self.transactional
 
     def partitions(self) -> dict[TopicPartition, None]:

@@ -62,7 +62,7 @@ class TransactionalOffsets:
     def __init__(self) -> None:
         self._appending: dict[TransactionalAppend, None] = {}
         self._appending_partitions: dict[TopicPartition, int] = {}
-        """How many appends that are under way name the partition."""
+        """How many appends in progress name the partition."""
         self._pending: dict[int, dict[TopicPartition, CommittedOffset]] = {}
         """By producer id: in the log, but the transaction is still open."""
         self._producers: dict[TopicPartition, dict[int, None]] = {}

@@ -1,4 +1,4 @@
-"""Runs questions to the cluster in a few threads, each with a client of its own: the client blocks."""
+"""Runs questions to the cluster in a few threads, each with its own client: the client blocks."""
 
 from __future__ import annotations
 

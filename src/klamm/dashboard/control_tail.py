@@ -1,6 +1,6 @@
 """Reads the control log of a live cluster into a `RecordHistory`, from the beginning and then as records arrive.
 
-The client blocks, so it has a thread of its own. Records cross to the loop of the web server by posting.
+The client blocks, so it has its own thread. Records cross to the loop of the web server by posting.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class FaultDrill:
             raise KlammError("The cluster is being stopped.")
         action, text = self._action(name, broker_id)
         if self._running is not None:
-            raise KlammError(f"Another action is under way: {self._running}.")
+            raise KlammError(f"Another action is in progress: {self._running}.")
         place = _ZOOKEEPER if broker_id is None else str(broker_id)
         self._running = f"{'ZooKeeper' if broker_id is None else f'broker {broker_id}'}: {text}"
         at_ms = int(time.time() * 1000)

@@ -87,7 +87,7 @@ class _Link:
 
 
 class DrillNetwork:
-    """The relays of one cluster, on a loop in a thread of their own."""
+    """The relays of one cluster, on a loop in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -104,7 +104,7 @@ class ChildProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=env,
-                    # A group of its own keeps Ctrl-C away from the child. A session of its own would do so too, but
+                    # A separate group keeps Ctrl-C away from the child. A separate session would do so too, but
                     # Linux shares the cores between sessions: on two busy cores a broker then waits up to 2 s for one.
                     process_group=0,
                 )

@@ -42,5 +42,5 @@ class FlushQueue:
             if not self._is_in_use(log):
                 continue
             log.flush_if_older(now_ms)
-            if (next_ms := log.flush_due_ms) is not None:  # a flush is under way, which may still fail
+            if (next_ms := log.flush_due_ms) is not None:  # a flush is in progress and may still fail
                 self._put(log, next_ms if next_ms > now_ms else now_ms + max(log.config.flush_ms, 1))

@@ -1,4 +1,4 @@
-"""How far a log is on the disk, and the flush that is under way."""
+"""How far a log is on the disk, and the flush in progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klamm.model import TopicPartition
 
 
 class LogFlusher:
-    """Owner: the `Log`. One flush per log is under way at a time; later requests are served by the next one.
+    """Owner: the `Log`. One flush per log is in progress at a time; later requests are served by the next one.
 
     Batches before `recovery_point` are on the disk: recovery after an unclean stop begins there. `has_unflushed_files`
     says that the log was truncated or recovered and not flushed since, so that old indexes may be on the disk.
@@ -72,7 +72,7 @@ class LogFlusher:
         self.has_unflushed_files = False
 
     def cancel(self) -> None:
-        """Ignore the flush that is under way: the log is being truncated."""
+        """Ignore the flush in progress: the log is being truncated."""
         self._generation += 1
 
     def truncate_to(self, offset: int) -> None:

@@ -355,7 +355,7 @@ class Log:
             self.flush()
 
     def flush_if_due(self) -> bool:
-        """Flush if `flush.messages` is reached; return whether the flush is under way."""
+        """Flush if `flush.messages` is reached; return whether the flush is in progress."""
         if not self._is_flush_queued and self.config.flush_ms != INT64_MAX:
             self._is_flush_queued = True
             self.env.host.unflushed(self)

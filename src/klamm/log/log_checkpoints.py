@@ -81,7 +81,7 @@ class LogCheckpoints:
             self._writer.amend(name, changed, offsets(in_use))
 
     def forget(self, log: Log) -> None:
-        """Drop what a pass under way has collected of a log that is no longer hosted."""
+        """Drop what a running pass has collected of a log that is no longer hosted."""
         self._writer.forget(log)
 
     def note_deletion(self, log: Log) -> None:

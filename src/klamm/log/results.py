@@ -15,7 +15,7 @@ class AppendResult:
     """The outcome of an append. It is not changed after it was returned.
 
     `log_append_time_ms` is -1 unless the topic uses it; for a duplicate it is the timestamp of the original batch.
-    `flush_pending`: this append reached `flush.messages` and a flush is under way. The batch is on the disk when
+    `flush_pending`: this append reached `flush.messages` and a flush is in progress. The batch is on the disk when
     `log.recovery_point` has passed `last_offset`.
     """
 

@@ -14,7 +14,7 @@ _ATTEMPTS: Final = 16
 
 @runtime_checkable
 class OwnNetwork(Protocol):
-    """A loop with a network of its own, as a simulator has: its sockets are not the system's."""
+    """A loop that has its own network, as in a simulator: its sockets are not the system's."""
 
     def bind_listener(self, host: str, port: int) -> socket.socket: ...
 

@@ -8,7 +8,7 @@ latency of everything else on the loop. The hand-over is one `call_soon` per tur
 waking tasks on a queue costs 2 us and more.
 
 A control request that waits for something (a topic's configuration, other changes) continues in steps of one loop turn
-each. While one is under way the pool gives the loop back `CONTROL_ROUNDS` times, for `CONTROL_SECONDS` at most, before
+each. Meanwhile the pool gives the loop back `CONTROL_ROUNDS` times, for `CONTROL_SECONDS` at most, before
 it takes data requests again, so that a dozen short steps do not delay the control request by a dozen milliseconds of
 produces, and long steps do not keep data requests from their turns.
 
@@ -82,7 +82,7 @@ class KafkaRequestHandlerPool:
         self._tracer = channel.tracer
         self._loop = loop
         self._context = copy_context()
-        """Turns run in a context of their own, not in that of the request whose handling scheduled them."""
+        """Turns run in a separate context, not in that of the request whose handling scheduled them."""
         self._monotonic = clock.monotonic
         self._now_ms = clock.now_ms
         self._size = num_io_threads

@@ -19,7 +19,7 @@ MAX_RUNNING: Final = 4
 
 
 class SlicedWork:
-    """The requests of one plane that are under way. `on_done` is called with each when it has ended."""
+    """The requests of one plane in progress. `on_done` is called with each when it has ended."""
 
     def __init__(self, monotonic: Callable[[], float], on_done: Callable[[Request], None]) -> None:
         self._monotonic = monotonic

@@ -1,6 +1,6 @@
 """ListPartitionReassignments (key 46), version 0, always flexible.
 
-The moves of partitions that are under way.
+The moves of partitions in progress.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The driver's side of an exactly-once sink: claim it, commit prepared batches, abort failed ones.
 
-Every call uses connections of its own: the end of a transaction comes from another connection than its records, and
+Every call uses its own connections: the end of a transaction comes from another connection than its records, and
 should come from a younger one.
 """
 

@@ -1,8 +1,8 @@
 """The rules of an exactly-once sink, without I/O: which record of its state follows which, and what a restart does.
 
 A batch is prepared by tasks, each in a transaction that it leaves open. The driver then writes the list of these
-transactions to the sink's state: this record is the decision. Before it, a crash aborts the batch. After it, whoever
-drives the sink next ends the listed transactions, and the batch is complete.
+transactions to the sink's state: this record is the decision. Before it, a crash aborts the batch. After it, the next
+driver of the sink ends the listed transactions, and the batch is complete.
 
 The state has one writer at a time: the driver that claimed it last, by a generation. Transactional ids contain the
 generation and the run, so a task of an earlier run cannot touch a transaction of a later one.

@@ -1,6 +1,6 @@
 """Detects a stalled event loop while the connection to ZooKeeper still works.
 
-The connection has a thread of its own, so its pings say nothing about the loops that do the broker's work. Each loop
+The connection has its own thread, so its pings say nothing about the loops that do the broker's work. Each loop
 increments a counter, which the connection's thread checks. A loop whose counter has not changed within its limit is
 stalled, and the session is given up, so that the cluster counts the broker as dead. Each counter has one writer and one
 reader, so there are no locks.

@@ -195,7 +195,7 @@ class ZkSession:
         """Return data and stat of many znodes, None for missing ones.
 
         Raises NoAuth or SessionExpired. With `watch`, existing znodes are watched from before they were read. At most
-        `MAX_IN_FLIGHT` batches are under way at once: ZooKeeper holds every answer in memory until it is sent.
+        `MAX_IN_FLIGHT` batches are in flight at once: ZooKeeper holds every answer in memory until it is sent.
         """
         batches = path_batches([self._chroot.full(path) for path in paths])
         if len(batches) == 1:

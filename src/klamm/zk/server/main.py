@@ -1,4 +1,4 @@
-"""`python -m klamm.zk.server.main`, and the embedded server in a thread of its own."""
+"""`python -m klamm.zk.server.main`, and the embedded server in a separate thread."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ tree up to and including it, `lock` keeps a second server out. An unfinished las
 was never acknowledged. Damage anywhere else in a log stops the start, because acknowledged changes follow it. A damaged
 snapshot is replaced by the previous one and the logs since, so `KEPT_SNAPSHOTS` and their logs are kept.
 
-Snapshots are made from the files alone (`compact`), in a process of its own: the server never stops to write one.
+Snapshots are made from the files alone (`compact`), in a separate process: the server never stops to write one.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ def compact(directory: Path, before: int) -> None:
 def write_snapshot(directory: Path, tree: ZnodeTree) -> None:
     """Write the snapshot of a tree, and read it again before it counts, because logs are removed afterwards."""
     target = snapshot_path(directory, tree.last_zxid)
-    # A compactor may outlive a server that was killed: each writes a file of its own.
+    # A compactor may outlive a server that was killed: each writes its own file.
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     with open(fd, "wb") as file:
