@@ -38,9 +38,22 @@ class AclRounds:
         commit = {"group_id": "g", "generation_id_or_member_epoch": -1}
         self._until_worked("OffsetCommit", commit | {"topics": [{"name": "t", "partitions": [offset]}]}, 3)
         self._until_worked("InitProducerId", {"transactional_id": "listed", "transaction_timeout_ms": 10_000}, 1)
+        self._open_transaction()
         asked = [{"name": name} for name in ("t", *TO_DELETE)]
         found = self._until_worked("Metadata", {"topics": asked, "allow_auto_topic_creation": False}, 10)
         self._topic_ids = {each.name: each.topic_id for each in found.topics}
+
+    def _open_transaction(self) -> None:
+        """Without records, so that it holds back no reader of `t`, and with a timeout that outlasts the table."""
+        asked = {"transactional_id": "ongoing", "transaction_timeout_ms": 900_000}
+        producer = self._until_worked("InitProducerId", asked, 1)
+        added = {
+            "v3_and_below_transactional_id": "ongoing",
+            "v3_and_below_producer_id": producer.producer_id,
+            "v3_and_below_producer_epoch": producer.producer_epoch,
+            "v3_and_below_topics": [{"name": "t", "partitions": [0]}],
+        }
+        self._until_worked("AddPartitionsToTxn", added, 1)
 
     def _until_worked(self, name: str, fields: dict[str, Any], version: int) -> Any:
         api = API_BY_NAME[name]

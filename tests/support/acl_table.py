@@ -2,8 +2,8 @@
 
 The same table is asked of klamm (tests/unit/security) and of Apache Kafka (compat/acl_table). A cluster has one broker
 with id 1, the topic `t` with one partition and one record, the group `g` with an offset of `t`, the transactional id
-`listed`, and topics for rows that delete them. Topics are created on demand. `User:alice` sends the requests from
-127.0.0.1.
+`listed`, the transactional id `ongoing` with an open transaction on `t`, and topics for rows that delete them. Topics
+are created on demand. `User:alice` sends the requests from 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -730,6 +730,23 @@ def _transactions() -> Iterator[Row]:
         {"transactional_ids": ["y"]},
         _steps(((), NO_ID), ((Grant(ResourceType.TRANSACTIONAL_ID, "y", AclOperation.DESCRIBE),), AUTHORIZED)),
     )
+    ongoing = Grant(ResourceType.TRANSACTIONAL_ID, "ongoing", AclOperation.DESCRIBE)
+    yield Row(
+        "DescribeTransactions",
+        "topics of an open transaction",
+        {"transactional_ids": ["ongoing"]},
+        _steps(
+            ((), ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", ())),
+            ((topic("t", "DESCRIBE"),), ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", ())),
+            ((ongoing,), ("NONE", ())),
+            ((ongoing, topic("other", "DESCRIBE")), ("NONE", ())),
+            ((ongoing, topic("t", "DESCRIBE")), ("NONE", ("t",))),
+            ((ongoing, topic("t", "READ")), ("NONE", ("t",))),
+            ((ongoing, topic("*", "DESCRIBE")), ("NONE", ("t",))),
+            ((ongoing, topic("*", "DESCRIBE"), denied(topic("t", "DESCRIBE"))), ("NONE", ())),
+        ),
+        read=_error_and_topics,
+    )
     listed = Grant(ResourceType.TRANSACTIONAL_ID, "listed", AclOperation.DESCRIBE)
     yield Row(
         "ListTransactions",
@@ -754,6 +771,11 @@ def _transactions() -> Iterator[Row]:
         {"markers": [marker]},
         _steps(((), NO_CLUSTER), ((cluster("CLUSTER_ACTION"),), AUTHORIZED), ((cluster("ALTER"),), AUTHORIZED)),
     )
+
+
+def _error_and_topics(response: Any) -> Outcome:
+    (state,) = response.transaction_states
+    return ErrorCode(state.error_code).name, tuple(found.topic for found in state.topics)
 
 
 def _configs() -> Iterator[Row]:
