@@ -16,6 +16,24 @@ def _unguarded(module: str, old: str = "guard=_GUARD", seeds: int = 2) -> Mutant
     return Mutant(_A + module, old, "guard=None", seeds)
 
 
+def _without_group(module: str) -> Mutant:
+    """The second check of a request in a transaction is missing."""
+    check = "        Needs(ResourceType.GROUP, AclOperation.READ, lambda req: req.group_id, _refused),\n"
+    return Mutant(_A + module, check, "", 1)
+
+
+def _without_topics(module: str, message: str) -> Mutant:
+    """The last check of a request with topics is missing."""
+    check = (
+        "        each_topic(\n"
+        "            AclOperation.READ,\n"
+        f"            lambda row, error: {message}Partition(partition_index=row.partition_index, error_code=error),\n"
+        f"            {message}Topic,\n"
+        "        ),\n"
+    )
+    return Mutant(_A + module, check, "", 1)
+
+
 GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     "leader_and_isr_of_anyone": _unguarded("leader_and_isr"),
     "update_metadata_of_anyone": _unguarded("update_metadata"),
@@ -161,6 +179,64 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
         "and not may(broker, ctx, _WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)",
         "and False",
         1,
+    ),
+    "hidden_transactions_are_listed": Mutant(_A + "list_transactions", "if broker.acls is not None:", "if False:", 1),
+    "topics_of_transactions_are_shown": Mutant(
+        _A + "describe_transactions", "    if broker.acls is not None:\n", "    if False:\n", 1
+    ),
+    "offsets_of_any_topic_are_committed": _without_topics("offset_commit", "OffsetCommitResponse"),
+    "offsets_of_any_topic_are_deleted": _without_topics("offset_delete", "OffsetDeleteResponse"),
+    "offsets_of_any_topic_in_transactions": _without_topics("txn_offset_commit", "TxnOffsetCommitResponse"),
+    "offsets_of_any_group_in_transactions": _without_group("txn_offset_commit"),
+    "any_group_is_added_to_transactions": _without_group("add_offsets_to_txn"),
+    "any_topic_is_added_to_transactions": Mutant(
+        _A + "add_partitions_to_txn",
+        "broker.acls is None or may(broker, ctx, AclOperation.WRITE, ResourceType.TOPIC, topic)",
+        "True",
+        1,
+    ),
+    "partitions_are_added_to_any_transaction": Mutant(
+        _A + "add_partitions_to_txn", "None if req.transactions else req.v3_and_below_transactional_id", "None", 1
+    ),
+    "everyone_may_be_idempotent": Mutant(_A + "init_producer_id", "        _MayBeIdempotent(),\n", "", 1),
+    "configs_of_new_topics_are_shown": Mutant(
+        _A + "create_topics",
+        "    if not may(broker, ctx, AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_probe=True):\n",
+        "    if False:\n",
+        1,
+    ),
+    "metadata_creates_for_anyone": Mutant(
+        _A + "metadata",
+        "        if broker.acls is not None and not _may_create(broker, ctx, name):\n",
+        "        if False:\n",
+        1,
+    ),
+    "metadata_reports_all_operations_on_topics": Mutant(
+        _A + "metadata",
+        "operations(self._broker, self._ctx, ResourceType.TOPIC, topic.name, all_of_them=TOPIC_OPERATIONS)",
+        "TOPIC_OPERATIONS",
+        1,
+    ),
+    "metadata_reports_all_operations_on_the_cluster": Mutant(
+        _A + "metadata",
+        "cluster_operations(self._broker, self._ctx, all_of_them=CLUSTER_OPERATIONS)",
+        "CLUSTER_OPERATIONS",
+        1,
+    ),
+    "describe_cluster_reports_all_operations": Mutant(
+        _A + "describe_cluster",
+        "cluster_operations(broker, ctx, all_of_them=CLUSTER_OPERATIONS)",
+        "CLUSTER_OPERATIONS",
+        1,
+    ),
+    "describe_groups_reports_all_operations": Mutant(
+        _A + "describe_groups",
+        "access.operations(broker, ctx, ResourceType.GROUP, group_id, all_of_them=_GROUP_OPERATIONS)",
+        "_GROUP_OPERATIONS",
+        1,
+    ),
+    "operations_without_describe": Mutant(
+        _A + "access", "    if not may_on_cluster(broker, ctx, AclOperation.DESCRIBE):\n", "    if False:\n", 1
     ),
     "prefixes_are_ignored": Mutant(
         "klamm.security.acl.rules", "        for length in self.lengths:\n", "        for length in ():\n", 1

@@ -2,6 +2,7 @@
 
 Hosts tell senders apart: brokers may do what brokers do, the intruder may do nothing, and a client that is denied
 during the run is refused by every broker from then on. A super user, who logs in from the intruder's host, is served.
+A clerk may do nearly everything, and brokers do not report more than that.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from klamm.sim.checkers import require
 from klamm.sim.clients import Client
 from klamm.sim.cluster import SimCluster
 from klamm.sim.cluster_runner import GROUP, Scenario
-from klamm.sim.guarded import intruder, more_attempts
+from klamm.sim.guarded import clerk, intruder, more_attempts, second_checks, views
+from klamm.sim.guarded.clerk import Clerk
 from klamm.sim.guarded.intruder import Intruder
 from klamm.zk.client.batches import levels_of
 from klamm.zk.model import paths
@@ -78,17 +80,26 @@ class GuardedScenario(Scenario):
                 *brokers,
                 *operators,
                 *(_denied(intruder.HOST, operation) for operation in _OF_OPERATORS),
+                _denied_to_clerk(ResourceType.CLUSTER),
             ],
+            ResourcePattern(ResourceType.TOPIC, WILDCARD): [
+                _entry(AclOperation.DESCRIBE),
+                _denied(intruder.HOST, AclOperation.WRITE),
+            ],
+            ResourcePattern(ResourceType.TOPIC, second_checks.CREATABLE): [_entry(AclOperation.CREATE)],
             ResourcePattern(ResourceType.TOPIC, more_attempts.HIDDEN_PREFIX, PatternType.PREFIXED): _open(),
             ResourcePattern(ResourceType.TOPIC, more_attempts.SHOWN): [
                 _entry(AclOperation.READ),
                 _denied(intruder.HOST, AclOperation.WRITE),
             ],
-            ResourcePattern(ResourceType.TRANSACTIONAL_ID, WILDCARD): _open(),
+            ResourcePattern(ResourceType.TRANSACTIONAL_ID, WILDCARD): [
+                _entry(AclOperation.ALL, second_checks.PREPARER)
+            ],
+            ResourcePattern(ResourceType.TRANSACTIONAL_ID, views.OPEN): [_entry(AclOperation.WRITE)],
         }
         for name in self._topics:
-            entries[ResourcePattern(ResourceType.TOPIC, name)] = _open()
-        entries[ResourcePattern(ResourceType.GROUP, GROUP)] = _open()
+            entries[ResourcePattern(ResourceType.TOPIC, name)] = _open_but(ResourceType.TOPIC)
+        entries[ResourcePattern(ResourceType.GROUP, GROUP)] = _open_but(ResourceType.GROUP)
         entries[ResourcePattern(ResourceType.TRANSACTIONAL_ID, intruder.TRANSACTIONAL_ID)] = _open()
         made = [Create(path) for path in levels_of(PERSISTENT_PATHS)]
         made += [Create(path_of(resource), stored.encode_acl(found)) for resource, found in entries.items()]
@@ -97,11 +108,28 @@ class GuardedScenario(Scenario):
     async def _start_clients(self) -> None:
         await super()._start_clients()
         cluster = self._cluster
+        await self._prepare()
         process = cluster.client_process(intruder.HOST)
         await self._while_watching(cluster.loop.spawn(process, self._intruder.try_everything()))
+        await self._report_operations()
         await self._serve_super_user()
         await self._deny_latecomer()
         self._clients.append(cluster.loop.spawn(process, self._intruder.run()))
+
+    async def _prepare(self) -> None:
+        cluster = self._cluster
+        client = Client(second_checks.PREPARER, cluster.addresses, Random(cluster.rng.getrandbits(64)))
+        work = second_checks.prepare(client, self._tps[0], intruder.TRANSACTIONAL_ID)
+        await self._while_watching(cluster.loop.spawn(cluster.client_process(client.name), work))
+
+    async def _report_operations(self) -> None:
+        cluster = self._cluster
+        asking = Clerk(cluster)
+        process = cluster.client_process(asking.name)
+        await self._while_watching(cluster.loop.spawn(process, asking.try_everything()))
+        found = cluster.loop.spawn(process, self._intruder.coordinator())
+        await self._while_watching(found)
+        await self._while_watching(cluster.loop.spawn(process, asking.ask_about(GROUP, found.result())))
 
     async def _serve_super_user(self) -> None:
         """A super user may do everything, even where entries deny it to the host of the intruder."""
@@ -128,7 +156,7 @@ class GuardedScenario(Scenario):
         resource = ResourcePattern(ResourceType.TOPIC, self._tps[0].topic)
         path = path_of(resource)
         cluster.note(f"{LATE} is denied {resource}")
-        changed = SetData(path, stored.encode_acl([*_open(), _denied(LATE)]))
+        changed = SetData(path, stored.encode_acl([*_open_but(ResourceType.TOPIC), _denied(LATE)]))
         notice = Create(
             f"{paths.ACL_CHANGES}/{paths.ACL_CHANGE_PREFIX}", stored.encode_acl_change(resource), sequential=True
         )
@@ -157,6 +185,15 @@ def _entry(operation: AclOperation, host: str = WILDCARD) -> AclEntry:
 
 def _denied(host: str, operation: AclOperation = AclOperation.ALL) -> AclEntry:
     return AclEntry(ANY_PRINCIPAL, host, operation, Permission.DENY)
+
+
+def _denied_to_clerk(kind: ResourceType) -> AclEntry:
+    return _denied(clerk.HOST, clerk.DENIED[kind])
+
+
+def _open_but(kind: ResourceType) -> list[AclEntry]:
+    """Open to all but the intruder, with one operation denied to the clerk."""
+    return [*_open(), _denied_to_clerk(kind)]
 
 
 def _open() -> list[AclEntry]:

@@ -44,7 +44,7 @@ from klamm.protocol.messages.txn_offset_commit import (
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.security.acl.bindings import AclOperation, PatternType, Permission, ResourceType
 from klamm.sim.cluster import SimCluster, SimNode
-from klamm.sim.guarded import attempts, more_attempts, views
+from klamm.sim.guarded import attempts, more_attempts, second_checks, views
 from klamm.sim.guarded.attempts import Attempt, RefusedClient, of_cluster
 
 HOST: Final = "mallory"
@@ -83,14 +83,18 @@ class Intruder(RefusedClient):
             await self._send(controller, attempt)
         for attempt in views.once(self._cluster.partitions[0], TRANSACTIONAL_ID):
             await self._send(controller, attempt)
+        for attempt in second_checks.once(self._cluster.partitions[0], self._group, TRANSACTIONAL_ID):
+            await self._send(controller, attempt)
         for node in self._cluster.nodes.values():
             await self._send(node, views.offsets(self._cluster.partitions[0]))
+            for attempt in second_checks.of_coordinators(self._cluster.partitions[0], TRANSACTIONAL_ID):
+                await self._send(node, attempt)
         assert controller.broker is not None
         topic_id = controller.broker.metadata.topic_id(self._cluster.partitions[0].topic)
         await self._send(controller, views.deleted_by_id(topic_id))
-        await self._send(await self._coordinator(), views.groups(self._group))
+        await self._send(await self.coordinator(), views.groups(self._group))
 
-    async def _coordinator(self) -> SimNode:
+    async def coordinator(self) -> SimNode:
         """The broker that lists the group, as soon as one does."""
         while True:
             for node in self._cluster.nodes.values():

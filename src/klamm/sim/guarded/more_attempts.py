@@ -37,7 +37,7 @@ from klamm.sim.guarded.attempts import Attempt, of_cluster
 HIDDEN_PREFIX: Final = "hidden-"
 """Topics with this prefix are denied to the intruder by one entry."""
 SHOWN: Final = "shown"
-"""The intruder may read this topic, so it may describe it, although it is denied to write."""
+"""The intruder may describe this topic, although it is denied to write."""
 _TOPIC: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _GROUP: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED
 _CLUSTER: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -129,7 +129,7 @@ def _of_operators() -> Iterator[Attempt]:
 
 
 def _of_rules() -> Iterator[Attempt]:
-    """A prefix denies, a wildcard denies, READ implies DESCRIBE, and a denied operation implies nothing."""
+    """A prefix denies, a wildcard that allows others denies, and a denied operation implies nothing."""
     yield _metadata(f"{HIDDEN_PREFIX}1", _TOPIC)
     yield _metadata(SHOWN, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     described = DescribeTransactionsRequest(transactional_ids=["of-nobody"])

@@ -38,7 +38,10 @@ _GROUP: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED
 _CLUSTER: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 _ID: Final = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 OPEN: Final = "open-to-everyone"
-"""A topic and a group without entries: the intruder may use them, but not together with resources of others."""
+"""A group without entries and a transactional id that everyone may write.
+
+The intruder may use them, but not together with resources of others. A topic of this name has no entries of its own.
+"""
 
 
 def once(tp: TopicPartition, transactional_id: str) -> Iterator[Attempt]:
