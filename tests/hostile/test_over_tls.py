@@ -26,7 +26,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
     extra = {"connection.failed.authentication.delay.ms": 0, "klamm.admit.unproven.peers": "false"}
     with secured_cluster(tmp_path_factory.mktemp("hostile-tls"), 1, extra) as cluster:
         admin = AdminClient(cluster.librdkafka(ADMIN))
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
+        topics = (TOPIC, target(cluster, SIZE).damaged_topic)
+        for created in admin.create_topics([NewTopic(name, 1, 1) for name in topics]).values():
+            created.result(60)
         producer = Producer(cluster.librdkafka() | {"acks": "all"})
         for number in range(RECORDS):
             producer.produce(TOPIC, str(number).encode())

@@ -194,12 +194,15 @@ OVER_TLS: Final[tuple[Callable[[Target], None], ...]] = (
     attacks.giant_group_metadata,
     attacks.giant_offset_metadata,
     attacks.forged_update,
+    attacks.forged_leader,
     attacks.forged_stop,
     attacks.forged_shutdown,
     attacks.lock_out,
     record_attacks.damaged_batches,
+    record_attacks.odd_headers,
+    record_attacks.broken_inside,
 )
-"""The attacks of plain clients that take another path over TLS: reading, writing, ends of connections, proofs."""
+"""All attacks on brokers of `attacks.ATTACKS`; those on ZooKeeper take the same path here."""
 
 
 def attacker(ports: list[int], topic: str, ca: Path, user: tuple[str, str], seed: int, size: float) -> SecuredTarget:
