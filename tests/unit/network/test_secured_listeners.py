@@ -294,6 +294,76 @@ def test_requests_before_the_login_are_not_served(run: Run) -> None:
     run(scenario())
 
 
+class TestReceiveSize:
+    """`sasl.server.max.receive.size` limits the frames of a connection that has not logged in."""
+
+    LIMIT = 1_000
+    LARGER = bytes(LIMIT)
+    """With a header or a length around it, too large for a stranger."""
+
+    def server(self) -> SecuredServer:
+        server = SecuredServer(SecurityProtocol.SASL_PLAINTEXT)
+        assert server.security.sasl is not None
+        server.security.sasl = replace(server.security.sasl, max_receive_bytes=self.LIMIT)
+        return server
+
+    async def is_cut_off(self, server: SecuredServer, client: RawClient) -> bool:
+        """The broker closes the connection without an answer, and nothing was served."""
+        return await client.receive_end() == b"" and server.principals == []
+
+    @both_loops
+    def test_the_first_frame(self, run: Run) -> None:
+        async def scenario() -> None:
+            async with self.server() as server:
+                client = await server.client()
+                client.writer.write((self.LIMIT + 1).to_bytes(4, "big"))
+                assert await self.is_cut_off(server, client), "the length alone is enough"
+                whole = await server.client()
+                whole.send(SaslHandshakeRequest(mechanism="P" * self.LIMIT), 1)
+                assert await self.is_cut_off(server, whole)
+
+        run(scenario())
+
+    @both_loops
+    def test_a_sasl_authenticate(self, run: Run) -> None:
+        async def scenario() -> None:
+            async with self.server() as server:
+                client = await server.client()
+                await ask(client, SaslHandshakeRequest(mechanism=PLAIN), SaslHandshakeResponse)
+                client.send(SaslAuthenticateRequest(auth_bytes=self.LARGER), 1)
+                assert await self.is_cut_off(server, client)
+
+        run(scenario())
+
+    @both_loops
+    def test_a_bare_token(self, run: Run) -> None:
+        """After SaslHandshake v0, tokens come without a header: one of exactly the limit is read, and refused."""
+
+        async def scenario() -> None:
+            async with self.server() as server:
+                server.security.failure_delay_s = 0
+                for size, failures in ((self.LIMIT, 1), (self.LIMIT + 1, 1)):
+                    client = await server.client()
+                    await ask(client, SaslHandshakeRequest(mechanism=PLAIN), SaslHandshakeResponse, 0)
+                    client.writer.write(size.to_bytes(4, "big") + bytes(size))
+                    assert await self.is_cut_off(server, client)
+                    assert server.security.counts.failed == failures
+
+        run(scenario())
+
+    @both_loops
+    def test_a_user_sends_larger_frames(self, run: Run) -> None:
+        async def scenario() -> None:
+            async with self.server() as server:
+                client = await server.user()
+                request = SaslAuthenticateRequest(auth_bytes=50 * self.LARGER)
+                response = await ask(client, request, SaslAuthenticateResponse)
+                assert response.auth_bytes == 50 * self.LARGER
+                assert await beat(client) == 7
+
+        run(scenario())
+
+
 @both_loops
 def test_a_connection_without_a_login_is_closed_in_time(run: Run) -> None:
     async def scenario() -> None:

@@ -52,6 +52,20 @@ def test_every_listener_has_its_own_security(files: TlsFiles) -> None:
     assert own is not None and own.verify_mode == ssl.CERT_OPTIONAL
 
 
+def test_a_listener_limits_the_frames_of_strangers(files: TlsFiles) -> None:
+    key = "sasl.server.max.receive.size"
+
+    def limit(**settings: Any) -> int:
+        sasl = security(files, **settings).listeners["SASL_SSL"].sasl
+        assert sasl is not None
+        return sasl.max_receive_bytes
+
+    assert limit() == 524_288
+    assert limit(**{key: 2_000}) == 2_000
+    assert limit(**{key: 2_000, f"listener.name.sasl_ssl.{key}": 1_000}) == 1_000
+    assert limit(**{f"listener.name.other.{key}": 1_000}) == 524_288
+
+
 def test_brokers_connect_by_the_inter_broker_listener(files: TlsFiles) -> None:
     chosen = {"security.inter.broker.protocol": "SASL_SSL", "sasl.mechanism.inter.broker.protocol": "PLAIN"}
     outgoing = security(files, **chosen).outgoing.of("SASL_SSL")
