@@ -87,11 +87,12 @@ def await_transaction(cluster: MixedCluster, broker_id: int, transactional_id: s
 
     def is_reached() -> bool:
         request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-        address = cluster.answering()[broker_id]
+        address, security = cluster.answering()[broker_id], cluster.client_security
         try:
-            [answer] = ask_once(address, request, 0, DescribeTransactionsResponse, _ANSWER_S).transaction_states
+            response = ask_once(address, request, 0, DescribeTransactionsResponse, _ANSWER_S, security=security)
         except OSError:
             return False
+        [answer] = response.transaction_states
         found[:] = [answer.transaction_state or f"error {answer.error_code}"]
         return found == [state]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from compat.mixed_cluster import repaired_protocol
 from compat.mixed_cluster.cluster import Kind, MixedCluster
@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.client.blocking_connection import ask_once
 from klamm.coordinator.partitioning import partition_for
 from klamm.errors import ErrorCode, KlammError
+from klamm.local.security_choice import ADMIN
 from klamm.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 
 STATE_TOPIC: Final = "__transaction_state"
@@ -62,16 +63,22 @@ class Roles(NamedTuple):
 
 
 class TransactionChecks:
-    """Prints a line per check."""
+    """Prints a line per check. Producers and consumers are clients of `user`; `label` ends the name of each check."""
 
-    def __init__(self, cluster: MixedCluster, protocol: str) -> None:
+    def __init__(self, cluster: MixedCluster, label: str, user: str = ADMIN) -> None:
         self._cluster = cluster
-        self._protocol = protocol
+        self._label = label
         self._numbers = count()
-        self._admin = AdminClient({**CLIENT, "bootstrap.servers": cluster.bootstrap_servers})
+        self._admin = AdminClient({**CLIENT, **cluster.client_settings()})
+        self._settings = {**CLIENT, **cluster.client_settings(user)}
+
+    def run(self) -> None:
+        self.check("first transaction", self.begin)
+        self.check("a klamm coordinator completes transactions of Kafka's", lambda: self.take_over("kafka", "klamm"))
+        self.check("a Kafka coordinator completes transactions of klamm's", lambda: self.take_over("klamm", "kafka"))
 
     def check(self, name: str, act: Callable[[], object]) -> None:
-        name = f"{name} (protocol {self._protocol})"
+        name = f"{name} ({self._label})"
         try:
             act()
         except Exception as error:
@@ -147,8 +154,7 @@ class TransactionChecks:
     # --- producers -----------------------------------------------------------------------------------------------
 
     def _producer(self, transactional_id: str, **extra: object) -> Producer:
-        settings: dict[str, Any] = {"bootstrap.servers": self._cluster.bootstrap_servers, **CLIENT, **extra}
-        producer = Producer({**settings, "transactional.id": transactional_id})
+        producer = Producer({**self._settings, **extra, "transactional.id": transactional_id})
         producer.init_transactions(WAIT_S)
         return producer
 
@@ -178,7 +184,7 @@ class TransactionChecks:
 
     def _send_offsets(self, producer: Producer, offset: int) -> None:
         for group in self._groups():
-            member = Consumer({**CLIENT, "bootstrap.servers": self._cluster.bootstrap_servers, "group.id": group})
+            member = Consumer({**self._settings, "group.id": group})
             position = [TopicPartition("data", 0, offset)]
             producer.send_offsets_to_transaction(position, member.consumer_group_metadata(), WAIT_S)
             member.close()
@@ -201,7 +207,7 @@ class TransactionChecks:
 
     def _expect_records(self, topic: str, expected: Mapping[str, int]) -> None:
         """Read all committed records of the topic, to the end of each partition."""
-        settings = {"bootstrap.servers": self._cluster.bootstrap_servers, "group.id": "reader", **CLIENT}
+        settings = {**self._settings, "group.id": "reader"}
         consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
         found: dict[str, int] = {}
         ended: set[int | None] = set()
@@ -232,7 +238,8 @@ class TransactionChecks:
                 broker_id = self._cluster.admin.leader(OFFSETS_TOPIC, partition_for(group, OFFSETS_PARTITIONS))
                 topic = OffsetFetchRequestTopic(name="data", partition_indexes=[0])
                 request = OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True)
-                answer = ask_once(self._cluster.answering()[broker_id], request, 7, OffsetFetchResponse, WAIT_S)
+                address, security = self._cluster.answering()[broker_id], self._cluster.client_security
+                answer = ask_once(address, request, 7, OffsetFetchResponse, WAIT_S, security=security)
                 stored = [
                     (ErrorCode.of(part.error_code), part.committed_offset)
                     for it in answer.topics
@@ -278,14 +285,7 @@ class TransactionChecks:
 def run(protocol: str) -> None:
     with MixedCluster(PROTOCOLS[protocol], protocol, SETTINGS) as cluster:
         cluster.start(*PROTOCOLS[protocol])
-        checks = TransactionChecks(cluster, protocol)
-        checks.check("first transaction", checks.begin)
-        checks.check(
-            "a klamm coordinator completes transactions of Kafka's", lambda: checks.take_over("kafka", "klamm")
-        )
-        checks.check(
-            "a Kafka coordinator completes transactions of klamm's", lambda: checks.take_over("klamm", "kafka")
-        )
+        TransactionChecks(cluster, f"protocol {protocol}").run()
 
 
 def main(phase: str) -> None:
