@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -24,6 +27,8 @@ ACLS, CONFIGS, TOPICS = "kafka.admin.AclCommand", "kafka.admin.ConfigCommand", "
 ATTEMPTS: Final = 5
 OUT_OF_TIME: Final = ("TimeoutException", "Timed out", "Failed to find brokers", "Request METADATA failed")
 GROUPS: Final = "consumer.group.ConsumerGroupCommand"
+REASSIGN: Final = "reassign.ReassignPartitionsCommand"
+DELETE_RECORDS: Final = "DeleteRecordsCommand"
 
 
 class Tools:
@@ -218,6 +223,35 @@ def others(tools: Tools) -> None:
     tools.run("LeaderElectionCommand", *election, option="--admin.config")
 
 
+def reassign(tools: Tools, folder: Path) -> None:
+    """Move partition 0 to one replica; the plan is refused for a user without rights on the cluster."""
+    plan = folder / "reassignment.json"
+    moved = {"topic": TOPIC, "partition": 0, "replicas": [2]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [moved]}))
+    arguments = ("--reassignment-json-file", str(plan))
+    refused(lambda: tools.run(REASSIGN, "--execute", *arguments, user=ALICE), "ClusterAuthorizationException")
+    expect(tools.run(REASSIGN, "--execute", *arguments), "Successfully started partition reassignment for tools-0")
+    deadline = time.monotonic() + WAIT_S
+    while "tools-0 is completed" not in (said := tools.run(REASSIGN, "--verify", *arguments)):
+        if time.monotonic() > deadline:
+            raise KlammError(f"the reassignment is not complete: {said}")
+    expect(tools.run(TOPICS, "--describe", "--topic", TOPIC), "Partition: 0\tLeader: 2\tReplicas: 2\tIsr: 2")
+    expect(tools.run(REASSIGN, "--list"), "No partition reassignments found")
+
+
+def delete_records(tools: Tools, folder: Path) -> None:
+    """Delete all records of partition 0, whose end is -1; a user needs DELETE on the topic."""
+    wanted = folder / "delete-records.json"
+    wanted.write_text(json.dumps({"version": 1, "partitions": [{"topic": TOPIC, "partition": 0, "offset": -1}]}))
+    arguments = ("--offset-json-file", str(wanted))
+    refused(lambda: tools.run(DELETE_RECORDS, *arguments, user=ALICE), "TopicAuthorizationException")
+    found = re.search(r"partition: tools-0\s+low_watermark: (\d+)", tools.run(DELETE_RECORDS, *arguments))
+    if found is None:
+        raise KlammError("kafka-delete-records reports no low watermark")
+    for when in ("--time=-2", "--time=-1"):
+        expect(tools.run("GetOffsetShell", "--topic-partitions", f"{TOPIC}:0", when), f"{TOPIC}:0:{found[1]}")
+
+
 def main() -> int:
     quick = bool(os.environ.get("KLAMM_QUICK"))
     with LocalCluster(brokers=2, tls=True, sasl="SCRAM-SHA-512", acls=True) as cluster:
@@ -233,6 +267,8 @@ def main() -> int:
         if not quick:
             tools.check("kafka-consumer-groups, reset and delete", lambda: reset(tools))
             tools.check("other tools", lambda: others(tools))
+            tools.check("kafka-reassign-partitions", lambda: reassign(tools, cluster.data_dir))
+            tools.check("kafka-delete-records", lambda: delete_records(tools, cluster.data_dir))
         tools.check("a user whose entries were removed", lambda: removed(tools))
     return 0
 

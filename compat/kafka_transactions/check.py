@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from confluent_kafka import Producer
@@ -13,6 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from bench.kafka_tools import run_tool
 from klamm.errors import KlammError
+from klamm.security.client_security import ClientSecurity
 from tests.support.hanging_transaction import PRODUCER_ID, write_hanging_batch
 
 TOPIC: Final = "transactions-tool"
@@ -22,12 +24,16 @@ WAIT_S: Final = 60.0
 
 
 class Tool:
+    """Common options come before the verb."""
+
     def __init__(self, servers: str) -> None:
-        self._servers = servers
+        self._common = ["--bootstrap-server", servers]
+        if path := os.environ.get("KLAMM_JAVA_PROPERTIES"):
+            self._common += ["--command-config", path]
 
     def rows(self, *arguments: str) -> list[dict[str, str]]:
         """The table that a command prints, a row per line."""
-        said = run_tool("TransactionsCommand", ["--bootstrap-server", self._servers, *arguments])
+        said = run_tool("TransactionsCommand", [*self._common, *arguments])
         lines = [line.split("\t") for line in said.splitlines() if line.strip()]
         if not lines:
             return []
@@ -35,7 +41,14 @@ class Tool:
         return [dict(zip(head, (cell.strip() for cell in line), strict=False)) for line in lines[1:]]
 
     def run(self, *arguments: str) -> None:
-        run_tool("TransactionsCommand", ["--bootstrap-server", self._servers, *arguments])
+        run_tool("TransactionsCommand", [*self._common, *arguments])
+
+
+def client_settings() -> dict[str, str]:
+    """The settings of security for librdkafka; none in the plain form."""
+    path = os.environ.get("KLAMM_CLIENT_PROPERTIES")
+    lines = Path(path).read_text().splitlines() if path else []
+    return dict(line.split("=", 1) for line in lines)
 
 
 def check(name: str, act: Callable[[], object]) -> None:
@@ -53,10 +66,11 @@ def expect(found: object, expected: object) -> None:
 
 
 def before(servers: str) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
+    security = client_settings()
+    admin = AdminClient({"bootstrap.servers": servers, **security})
     admin.create_topics([NewTopic(TOPIC, 2, 1)])[TOPIC].result(WAIT_S)
     tool = Tool(servers)
-    producer = Producer({"bootstrap.servers": servers, "transactional.id": TRANSACTIONAL_ID})
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": TRANSACTIONAL_ID, **security})
     producer.init_transactions(WAIT_S)
     producer.begin_transaction()
     producer.produce(TOPIC, value=b"open", partition=0)
@@ -84,7 +98,10 @@ def before(servers: str) -> None:
 
     def hanging() -> None:
         set_verification(admin, is_on=False)
-        write_hanging_batch(servers, TOPIC, 1, timestamp_ms=int(time.time() * 1000) - 3_600_000)
+        old_ms = int(time.time() * 1000) - 3_600_000
+        write_hanging_batch(
+            servers, TOPIC, 1, timestamp_ms=old_ms, security=ClientSecurity.from_properties(client_settings())
+        )
         set_verification(admin, is_on=True)
         (row,) = tool.rows("find-hanging", "--topic", TOPIC)
         expect((row["Partition"], row["ProducerId"]), ("1", str(PRODUCER_ID)))

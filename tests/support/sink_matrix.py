@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import pyspark
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from klamm.client.transaction_client import TransactionClient
+from klamm.security.certificates.private_files import write_private
 from klamm.spark.source.client_options import driver_client
 
 PROGRAMS = Path(__file__).parents[1] / "spark" / "sink"
@@ -35,16 +36,23 @@ class Cluster(Protocol):
 
 
 class SinkMatrix:
-    """A topic, its copy, and runs of the program in between. Both topics have two partitions."""
+    """A topic, its copy, and runs of the program in between. Both topics have two partitions.
 
-    def __init__(self, cluster: Cluster, source: str, target: str, root: Path) -> None:
+    `security` are settings of librdkafka; the program reads them from a file.
+    """
+
+    def __init__(
+        self, cluster: Cluster, source: str, target: str, root: Path, security: Mapping[str, str] | None = None
+    ) -> None:
         self.cluster, self.source, self.target, self.root = cluster, source, target, root
+        self._security = dict(security or {})
+        write_private(root / "security.json", json.dumps(self._security).encode())
         self.checkpoint = root / "checkpoint"
         self.produced = 0
         self._processes: list[subprocess.Popen[str]] = []
 
     def produce(self, batches: int) -> None:
-        producer = Producer({"bootstrap.servers": self.cluster.bootstrap_servers, "acks": "all"})
+        producer = Producer({**self._security, "bootstrap.servers": self.cluster.bootstrap_servers, "acks": "all"})
         for number in range(self.produced, self.produced + batches * PER_BATCH):
             producer.produce(self.source, b"%d" % number, partition=number % 2)
         assert producer.flush(60) == 0
@@ -62,6 +70,7 @@ class SinkMatrix:
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(paths),
                     "KLAMM_TEST_CRASHES": json.dumps(planned),
+                    "KLAMM_TEST_SECURITY": str(self.root / "security.json"),
                 },
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -112,7 +121,7 @@ class SinkMatrix:
 
     def read(self, isolation: str = "read_committed") -> list[int]:
         """Return the records of the copy up to the end that a reader sees now."""
-        settings = {"bootstrap.servers": self.cluster.bootstrap_servers, "group.id": "matrix"}
+        settings = {**self._security, "bootstrap.servers": self.cluster.bootstrap_servers, "group.id": "matrix"}
         consumer = Consumer({**settings, "isolation.level": isolation, "enable.partition.eof": True})
         consumer.assign([TopicPartition(self.target, number, 0) for number in range(2)])
         found: list[int] = []
@@ -132,7 +141,7 @@ class SinkMatrix:
         return found
 
     def open_transactions(self) -> list[str]:
-        with driver_client(self.cluster.bootstrap_servers) as client:
+        with driver_client(self.cluster.bootstrap_servers, self._security) as client:
             return TransactionClient(client).open_ids("")
 
     def check(self) -> None:
@@ -146,7 +155,7 @@ class SinkMatrix:
     def coordinator(self) -> int:
         """Return the broker that coordinates the sink's state."""
         query = json.loads((self.checkpoint / "metadata").read_text())["id"]
-        with driver_client(self.cluster.bootstrap_servers) as client:
+        with driver_client(self.cluster.bootstrap_servers, self._security) as client:
             client.metadata(())
             host_port = client.retry("the coordinator", lambda: client.coordinators([f"{query}.driver"], 1))
             [address] = host_port.values()

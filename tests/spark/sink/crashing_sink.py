@@ -3,7 +3,8 @@
 KLAMM_TEST_CRASHES is JSON, a list of [where, batch, what, mark]: at the point `where` of that batch `what` happens,
 once, and the file `mark` tells that it did. Points: before_rows, after_rows (of a task, on the executor),
 before_decision, after_decision, between_ends, after_commit (on the driver). What: driver, worker (the Python process),
-executor (its JVM), fail (the task raises), wait (until the file `mark`.go exists).
+executor (its JVM), fail (the task raises), wait (until the file `mark`.go exists). KLAMM_TEST_SECURITY names a file
+with the client's settings of security, as JSON.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ def main(master: str, servers: str, source: str, target: str, checkpoint: str, p
     spark = ks.session(master, "klamm-sink-matrix", settings)
     print("application", spark.sparkContext.applicationId, flush=True)
     spark.dataSource.register(CrashingSource)
+    given = json.loads(Path(os.environ["KLAMM_TEST_SECURITY"]).read_text())
+    security = {f"kafka.{name}": value for name, value in given.items()}
     frame = ks.topic(
         spark,
         source,
@@ -124,9 +127,10 @@ def main(master: str, servers: str, source: str, target: str, checkpoint: str, p
         startingOffsets="earliest",
         maxOffsetsPerTrigger=int(per_batch),
         minPartitions=2,  # few records would share a task
+        **security,
     )
     writer = frame.selectExpr("value as key", "value").writeStream.format(NAME)
-    options = {"kafka.bootstrap.servers": servers, "topic": target, "guarantee": "exactly_once"}
+    options = {"kafka.bootstrap.servers": servers, "topic": target, "guarantee": "exactly_once", **security}
     query = writer.options(**options).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     spark.stop()
