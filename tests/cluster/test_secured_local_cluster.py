@@ -18,15 +18,20 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.errors import KlammError
 from klamm.testing import LocalCluster
+from klamm.zk.model import paths
+from klamm.zk.model.default_acls import default_acl
 from tests.cluster.test_tutorials import environment, run, servers, started
 from tests.support.calm import CALM
 
 WAIT_S = 120.0
+BROKER_FILE = "broker-1.properties"
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 
 
@@ -201,10 +206,13 @@ def test_secrets_stay_where_they_belong(cluster: LocalCluster) -> None:
     """Not in logs, process lists, the logs of control plane and requests, or metrics; private files have mode 0600."""
     from urllib.request import urlopen
 
+    zookeeper = cluster._supervisor.zookeeper.pid
+    for pid in (*map(cluster.pid, cluster.broker_ids), zookeeper):
+        assert not secrets_in(cluster, Path(f"/proc/{pid}/cmdline").read_text())
+        assert not secrets_in(cluster, Path(f"/proc/{pid}/environ").read_text())
+    assert not secrets_in(cluster, (cluster.data_dir / "zookeeper.log").read_text())
     for broker_id in cluster.broker_ids:
         assert not secrets_in(cluster, cluster.logs(broker_id).read_text())
-        assert not secrets_in(cluster, Path(f"/proc/{cluster.pid(broker_id)}/cmdline").read_text())
-        assert not secrets_in(cluster, Path(f"/proc/{cluster.pid(broker_id)}/environ").read_text())
         with urlopen(f"http://{cluster.metrics_address(broker_id)}/metrics", timeout=WAIT_S) as answer:
             assert not secrets_in(cluster, answer.read().decode())
     assert records_of(cluster, "__klamm_control_log", bool)
@@ -260,7 +268,6 @@ def test_the_embedded_zookeeper_requires_its_secret(cluster: LocalCluster) -> No
 def test_status_says_when_it_cannot_check_znodes(cluster: LocalCluster) -> None:
     from klamm.cli.cluster_problems import zookeeper_of
     from klamm.zk.client.blocking import BlockingSession
-    from klamm.zk.model import paths
     from klamm.zk.model.ops import Create, Delete
 
     command, file = ("cluster", "status", "--json"), cluster.data_dir / "broker-1.properties"
@@ -274,6 +281,45 @@ def test_status_says_when_it_cannot_check_znodes(cluster: LocalCluster) -> None:
     (problem,) = checked["problems"]
     assert problem.startswith(f"znode {znode}: ") and checked["unchecked"] is None
     assert "Znodes were not checked: ZooKeeper at" in klamm(cluster, "cluster", "status")
+
+
+def test_every_znode_has_the_rules_of_its_creator(cluster: LocalCluster) -> None:
+    """`zookeeper.set.acl`: only brokers may change znodes, and others may not read those with secrets."""
+    secret = (cluster.data_dir / "security" / "zookeeper-secret").read_text()
+    user = secret.partition(":")[0]
+    client = KazooClient(cluster.zookeeper_connect, auth_data=[("digest", secret)])
+    client.start(WAIT_S)
+    try:
+        found = dict(rules_below(client, "/"))
+    finally:
+        client.stop()
+        client.close()
+    rules = {
+        path: {(acl.perms, acl.id.scheme, acl.id.id.partition(":")[0]) for acl in acls}
+        for path, acls in found.items()
+        if path != "/" and not path.startswith("/zookeeper")  # the server's own, behind its secret
+    }
+    creator = {"auth": ("digest", user)}
+    expected = {
+        path: {(acl.perms, *creator.get(acl.scheme, (acl.scheme, acl.id))) for acl in default_acl(path)}
+        for path in rules
+    }
+    assert rules == expected
+    shown = {path for path, acls in rules.items() if any(scheme == "world" for _, scheme, _ in acls)}
+    hidden = {path for path in rules if path not in shown}
+    assert {"/config/users/admin", "/config/users/broker", paths.PEER_SECRET} <= hidden
+    assert {"/controller", "/brokers/ids/1", "/brokers/topics/orders"} <= shown
+
+
+def rules_below(client: KazooClient, path: str) -> Iterator[tuple[str, list[Any]]]:
+    """This znode and all below it, each with its rules. Znodes may vanish meanwhile."""
+    try:
+        names, rules = client.get_children(path), client.get_acls(path)[0]
+    except NoNodeError:
+        return
+    yield path, rules
+    for name in names:
+        yield from rules_below(client, f"{path.rstrip('/')}/{name}")
 
 
 def test_a_killed_broker_returns(cluster: LocalCluster) -> None:
