@@ -46,6 +46,7 @@ def cluster() -> Iterator[LocalCluster]:
     }
     with LocalCluster(brokers=3, tls=True, sasl="SCRAM-SHA-512", acls=True, broker_configs=configs) as running:
         running.create_topic("orders", 3, 3)
+        running.create_topic("measured", 1, 3)
         yield running
 
 
@@ -163,11 +164,27 @@ def is_accepted(config: dict[str, Any]) -> bool:
         ("quota", "list"),
         ("txn", "list"),
         ("acl", "list"),
+        ("cluster", "metadata", "--broker", "1"),
+        ("partition", "elect", "--preferred", "--topic", "orders"),
+        ("partition", "reassign", "--list"),
+        ("partition", "confirm-loss", "--topic", "orders", "--broker-config", BROKER_FILE),
+        ("perf", "produce", "measured", "--records", "100"),
+        ("perf", "consume", "measured", "--records", "100"),
+        ("perf", "latency", "measured", "--records", "10", "--rate", "100"),
     ],
 )
 def test_commands_use_the_command_config(cluster: LocalCluster, arguments: tuple[str, ...]) -> None:
-    output = klamm(cluster, *arguments)
+    output = klamm(cluster, *(str(cluster.data_dir / each) if each == BROKER_FILE else each for each in arguments))
     assert output and not secrets_in(cluster, output)
+
+
+def test_a_command_explains_changes_from_the_control_log(cluster: LocalCluster) -> None:
+    def explained() -> str | None:
+        output = klamm(cluster, "cluster", "why", "measured", "0")
+        return output if "measured" in output else None
+
+    output = cluster.wait_for(explained, WAIT_S, what="the control log has the creation of the topic")
+    assert not secrets_in(cluster, output)
 
 
 def test_a_command_says_how_to_connect(cluster: LocalCluster, tmp_path: Path) -> None:
