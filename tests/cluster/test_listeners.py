@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from klamm.client.blocking_connection import ask_once
+from klamm.client.client_errors import AuthenticationError
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from klamm.security.client_security import ClientSecurity
 from tests.support.broker_process import BrokerProcess, refuse_to_start, write_properties
+from tests.support.certificates import write_tls_files
 from tests.support.raw_client import batch_of, eventually
 
+WAIT_S = 60.0
 LISTENERS = {
     "listeners": "INTERNAL://127.0.0.1:0,EXTERNAL://127.0.0.1:0",
     "advertised.listeners": "INTERNAL://127.0.0.1:0,EXTERNAL://localhost:0",
@@ -97,6 +102,47 @@ def test_the_control_plane_refuses_data(planes: BrokerProcess) -> None:
         control.produce("controlled", batch_of([b"x"]))
     assert "Metadata is not served on the control plane" in planes.log
     assert planes.client("EXTERNAL").metadata().brokers[0].node_id == 7
+
+
+def test_a_control_plane_with_sasl_ssl(tmp_path: Path) -> None:
+    """The controller logs in to the control listener; strangers, and users in the clear, get nothing from it."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    files = write_tls_files(tmp_path)
+    extra = {
+        **CONTROL_LISTENERS,
+        "listener.security.protocol.map": "INTERNAL:PLAINTEXT,EXTERNAL:PLAINTEXT,CONTROLLER:SASL_SSL",
+        "advertised.listeners": LISTENERS["advertised.listeners"] + ",CONTROLLER://localhost:0",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.controller.plain.sasl.jaas.config": f'{module} required username="broker" '
+        'password="of brokers" user_broker="of brokers";',
+        **files.settings(),
+    }
+    with broker_at(tmp_path, **extra) as broker:
+        client, port = broker.client("EXTERNAL"), broker.ready["listeners"]["CONTROLLER"]
+        assert client.create_topic("controlled") == ErrorCode.NONE
+        assert client.produce("controlled", batch_of([b"x"])).error_code == ErrorCode.NONE
+        assert len(connections_to(broker.process.pid, port)) == 1, "the controller's one sender"
+        with pytest.raises(OSError):
+            broker.client("CONTROLLER").ask(ApiVersionsRequest(), 2, ApiVersionsResponse)
+        settings = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(files.ca),
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "broker",
+            "sasl.password": "of brokers",
+        }
+        security = ClientSecurity.from_properties(settings)
+        asked = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+        versions = ask_once(("localhost", port), asked, 3, ApiVersionsResponse, WAIT_S, security=security)
+        assert versions.error_code == ErrorCode.NONE
+        with pytest.raises(OSError):
+            ask_once(("localhost", port), MetadataRequest(topics=[]), 7, MetadataResponse, WAIT_S, security=security)
+        wrong = ClientSecurity.from_properties({**settings, "sasl.password": "guessed"})
+        with pytest.raises(AuthenticationError):
+            ask_once(("localhost", port), asked, 3, ApiVersionsResponse, WAIT_S, security=wrong)
+        assert client.read_all("controlled") == [(0, b"x")]
+    assert "of brokers" not in broker.log
 
 
 def test_all_listeners_are_registered(tmp_path: Path) -> None:
