@@ -17,7 +17,7 @@ import ssl
 import statistics
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, cast
 
 import uvloop
 
+from bench import report
 from klamm.protocol.frames import FrameReader
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.stores import StoreSource, load_key_pair
@@ -123,7 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--count", type=int, default=400, help="requests per round")
+    parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     options = parser.parse_args()
+    load_at_start = report.load_average()
     with tempfile.TemporaryDirectory() as directory:
         files = write_tls_files(Path(directory))
         pair = load_key_pair(StoreSource("broker", str(files.broker)))
@@ -138,10 +141,27 @@ def main() -> None:
                     context = None if mode == "plain" else client
                     taken = measure(ports[mode], context, case, options.count)
                     found.setdefault((name, mode), []).append(taken)
-    for name in CASES:
-        medians = {mode: statistics.median(found[name, mode]) for mode in MODES}
-        ratio = medians["uvloop TLS"] / medians["aiofastnet TLS"]
-        print(f"{name:16}", *(f"{mode} {value:8.1f} us" for mode, value in medians.items()), f"ratio {ratio:.2f}")
+    text = "\n".join(
+        [
+            "## TLS transports",
+            "",
+            f"Machine: {report.machine()}. {report.load_note(load_at_start)}",
+            "",
+            "CPU time of the server process per request, in microseconds: medians and ranges of "
+            f"{options.rounds} rounds of {options.count} requests in turn, one connection.",
+            "",
+            report.table(("", *MODES, "uvloop / aiofastnet"), [row(name, found) for name in CASES]),
+        ]
+    )
+    print(text)
+    if options.write:
+        report.write_section("tls-transports", text)
+
+
+def row(name: str, found: Mapping[tuple[str, str], Sequence[float]]) -> tuple[str, ...]:
+    taken = [found[name, mode] for mode in MODES]
+    cells = [f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in taken]
+    return name, *cells, f"{statistics.median(taken[1]) / statistics.median(taken[2]):.2f}"
 
 
 if __name__ == "__main__":
