@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +35,15 @@ until klamm cluster status | grep " 0 under-replicated"; do sleep 1; done
 """Both brokers know each other, and the follower fetches: it has logged in to the leader."""
 
 
+REFUSAL = "TOPIC_AUTHORIZATION_FAILED"
+NEW_CERTIFICATE = "klamm tls issue"
+
+
+def served_certificates(numbers: dict[str, str]) -> list[str]:
+    """The certificates of both brokers, as clients see them."""
+    return [ssl.get_server_certificate(("localhost", int(numbers[port]))) for port in ("9092", "9093")]
+
+
 def with_ports(block: Block, numbers: dict[str, str]) -> Block:
     text = block.text
     for port, number in numbers.items():
@@ -46,6 +56,7 @@ def test_from_nothing_to_a_secured_cluster(tmp_path: Path) -> None:
     reserved = {port: ReservedPort() for port in PORTS}
     numbers = {port: str(each.number) for port, each in reserved.items()}
     outputs: list[str] = []
+    replaced: list[str] = []
     with ExitStack() as running:
         for port in reserved.values():
             running.callback(port.close)
@@ -57,10 +68,18 @@ def test_from_nothing_to_a_secured_cluster(tmp_path: Path) -> None:
             elif block.role == "background":
                 running.enter_context(started(block.text.strip(), tmp_path, environment()))
             elif block.language == "sh":
+                before = served_certificates(numbers) if NEW_CERTIFICATE in block.text else []
                 outputs.append(run(block.text, tmp_path, environment()))
+                if before:
+                    after = served_certificates(numbers)
+                    assert before[0] == before[1] != after[0] == after[1], "both brokers serve the new certificate"
+                    replaced.append(after[0])
     everything = "".join(outputs)
     assert "a guarded record" in everything and "SCRAM-SHA-512" in everything
     assert "User:alice" in everything
+    assert REFUSAL in everything
+    (new,) = replaced
+    assert new.strip() in (tmp_path / "certificates" / "broker.pem").read_text()
 
 
 @pytest.mark.long

@@ -1,10 +1,13 @@
-"""Security changes under load: from PLAINTEXT to SASL_SSL broker by broker, and new certificates. No record is lost."""
+"""Security changes under load, broker by broker: from PLAINTEXT to SASL_SSL with access control, and new certificates.
+
+No record is lost.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,13 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     NewTopic,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialAlteration,
@@ -29,7 +37,9 @@ from tests.support.broker_process import BrokerProcess, write_properties
 WAIT_S = 120.0
 TOPIC = "orders"
 IDS = (1, 2, 3)
-PASSWORDS = {"broker": "of the brokers", "app": "of the application"}
+PASSWORDS = {"broker": "of the brokers", "app": "of the application", "stranger": "of nobody"}
+AUTHORIZER = {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer", "super.users": "User:broker"}
+OPEN = {"allow.everyone.if.no.acl.found": "true"}
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 
 
@@ -128,7 +138,13 @@ class Nodes:
             "sasl.password": PASSWORDS[user],
         }
 
-    def start(self, broker_id: int, listeners: tuple[str, ...], inter_broker: str) -> None:
+    def start(
+        self,
+        broker_id: int,
+        listeners: tuple[str, ...],
+        inter_broker: str,
+        authorizer: Mapping[str, object] | None = None,
+    ) -> None:
         ports = {"PLAINTEXT": self._plain, "SASL_SSL": self._secure}
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
         properties = {
@@ -145,16 +161,23 @@ class Nodes:
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
             "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f'{module} required username="broker" '
             f'password="{PASSWORDS["broker"]}";',
+            **(authorizer or {}),
         }
         config = write_properties(self._directory / f"broker-{broker_id}.properties", properties)
         self._running[broker_id] = BrokerProcess(config)
         self._running[broker_id].__enter__()
 
-    def roll(self, client: dict[str, Any], listeners: tuple[str, ...], inter_broker: str) -> None:
+    def roll(
+        self,
+        client: dict[str, Any],
+        listeners: tuple[str, ...],
+        inter_broker: str,
+        authorizer: Mapping[str, object] | None = None,
+    ) -> None:
         """Restart one broker after another; each has to be in sync before the next stops."""
         for broker_id in IDS:
             assert self._running.pop(broker_id).stop() == 0
-            self.start(broker_id, listeners, inter_broker)
+            self.start(broker_id, listeners, inter_broker, authorizer)
             wait_until(lambda: self._is_whole(client), WAIT_S, f"all replicas in sync after broker {broker_id}")
 
     def _is_whole(self, client: dict[str, Any]) -> bool:
@@ -179,6 +202,33 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield made
 
 
+def grant(config: dict[str, Any], user: str) -> None:
+    """Let a user write and read the topic, and use the group of `everything`."""
+    wanted = (
+        (ResourceType.TOPIC, TOPIC, AclOperation.WRITE),
+        (ResourceType.TOPIC, TOPIC, AclOperation.READ),
+        (ResourceType.GROUP, "check", AclOperation.READ),
+    )
+    entries = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+        for kind, name, operation in wanted
+    ]
+    admin = AdminClient({**config, **QUIET})  # its answers end with it
+    for created in admin.create_acls(entries).values():
+        created.result(WAIT_S)
+
+
+def is_refused(config: dict[str, Any]) -> bool:
+    """Whether every broker hides the topic from this user."""
+    servers = config["bootstrap.servers"].split(",")
+    errors = [
+        AdminClient({**config, **QUIET, "bootstrap.servers": server}).list_topics(TOPIC, timeout=WAIT_S).topics[TOPIC]
+        for server in servers
+    ]
+    codes = [topic.error.code() for topic in errors if topic.error is not None]
+    return codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED] * len(servers)
+
+
 @pytest.mark.long
 def test_from_plaintext_to_sasl_ssl(nodes: Nodes) -> None:
     for broker_id in IDS:
@@ -200,6 +250,14 @@ def test_from_plaintext_to_sasl_ssl(nodes: Nodes) -> None:
     acked = old.stop()
     nodes.roll(nodes.secure("app"), ("SASL_SSL",), "SASL_SSL")
     new.await_more()
+    nodes.roll(nodes.secure("app"), ("SASL_SSL",), "SASL_SSL", AUTHORIZER | OPEN)
+    new.await_more()
+    grant(nodes.secure("broker"), "app")
+    wait_until(lambda: is_refused(nodes.secure("stranger")), WAIT_S, "entries close the topic to others")
+    new.await_more()
+    nodes.roll(nodes.secure("app"), ("SASL_SSL",), "SASL_SSL", AUTHORIZER)
+    new.await_more()
+    assert is_refused(nodes.secure("stranger"))
     acked += new.stop()
     found = everything(nodes.secure("app"), 3)
     assert sorted(found) == sorted(acked), "a record is lost, or there twice"
