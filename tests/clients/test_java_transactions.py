@@ -1,7 +1,8 @@
 """Transactions from Apache Kafka's Java clients: 3.9 with the old protocol, 4.3 with KIP-890 part 2.
 
-One JVM per version runs all scenarios (`java/KlammTransactions.java`), on one cluster of three brokers. Add "4.4.0" to
-VERSIONS for the newest client; `make compat` runs it in other programs.
+One JVM per version runs all scenarios (`java/KlammTransactions.java`), on one cluster of three brokers. The short form
+runs three of them with 3.9: epochs, isolation and fencing. Add "4.4.0" to VERSIONS for the newest client; `make compat`
+runs it in other programs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,19 @@ PACKED = None
 VERSIONS = {OLDEST: "3.9", PACKED: "4.3"}
 SETTINGS = {**CALM, "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 RECORDS = ",".join(f"{stem}-{partition}" for stem in ("after", "before") for partition in range(3))
+
+
+def with_versions(*marks_of_oldest: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Run a test with each version. The same parameters in the same order let all tests of a version share its JVM."""
+    versions = [
+        pytest.param(version, id=name, marks=marks_of_oldest if version == OLDEST else ())
+        for version, name in VERSIONS.items()
+    ]
+    return pytest.mark.parametrize("version", versions, indirect=True, scope="module")
+
+
+each_version = with_versions()
+oldest_in_the_long_form = with_versions(pytest.mark.long)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +69,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled("KlammTransactions.java", tmp_path_factory.mktemp("classes"), OLDEST)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(version, id=name, marks=[pytest.mark.long] if version == OLDEST else [])
-        for version, name in VERSIONS.items()
-    ],
-)
+@pytest.fixture(scope="module")
 def version(request: pytest.FixtureRequest) -> str | None:
     found: str | None = request.param
     return found
@@ -74,6 +82,7 @@ def java(cluster: LocalCluster, classes: Path, version: str | None) -> Iterator[
         yield session
 
 
+@each_version
 def test_the_epoch_rises_with_each_transaction_in_the_repaired_protocol(
     java: JavaSession, version: str | None, name: Name
 ) -> None:
@@ -81,18 +90,25 @@ def test_the_epoch_rises_with_each_transaction_in_the_repaired_protocol(
     assert epochs == ([0] * 5 if version == OLDEST else [0, 1, 2, 3, 4])
 
 
-@pytest.mark.parametrize(
-    "scenario", ["isolation", "fencing", "stale", "timeout", "limit", "empty", "recover", "offsets"]
-)
+@each_version
+@pytest.mark.parametrize("scenario", ["isolation", "fencing"])
 def test_scenario(java: JavaSession, name: Name, scenario: str) -> None:
+    java.run(scenario, name(scenario), "")
+
+
+@oldest_in_the_long_form
+@pytest.mark.parametrize("scenario", ["stale", "timeout", "limit", "empty", "recover", "offsets"])
+def test_further_scenario(java: JavaSession, name: Name, scenario: str) -> None:
     for way in ("commit", "abort") if scenario == "offsets" else ("",):
         java.run(scenario, name(scenario + way), way)
 
 
+@oldest_in_the_long_form
 def test_transactions_without_a_pause(java: JavaSession, name: Name) -> None:
     java.run("many", name("many"), "60")
 
 
+@oldest_in_the_long_form
 def test_a_transaction_survives_its_coordinator(cluster: LocalCluster, java: JavaSession, name: Name) -> None:
     topic = name("survivor")
     coordinator = int(java.run("open", topic))
@@ -106,6 +122,7 @@ def test_a_transaction_survives_its_coordinator(cluster: LocalCluster, java: Jav
     wait_for_level(cluster)
 
 
+@oldest_in_the_long_form
 def test_kafka_9307_a_coordinator_that_lost_its_session_serves_again(
     cluster: LocalCluster, java: JavaSession, name: Name
 ) -> None:
