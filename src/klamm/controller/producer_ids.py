@@ -41,6 +41,7 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         start = 0 if last is None else last.block_end + 1
         if start > MAX_PRODUCER_ID - BLOCK_SIZE:
+            yield Note("no block of producer ids can be given: all are used up", True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         block = ProducerIdBlock(broker_id, start, start + BLOCK_SIZE - 1)
         try:

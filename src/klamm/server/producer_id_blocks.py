@@ -4,6 +4,7 @@ versions."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from klamm.zk.model.znodes import ProducerIdBlock as ProducerIdBlockZnode
 from klamm.zk.model.znodes import ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
 _VERSION: Final = 0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ async def take_from_zookeeper(zk: ZkSession, broker_id: int) -> AllocatedBlock:
             last = decode_producer_id_block(found.data)
             start = 0 if last is None else last.block_end + 1
             if start > MAX_PRODUCER_ID - BLOCK_SIZE:
+                _log.warning("no block of producer ids can be taken from %s: all are used up", paths.PRODUCER_ID_BLOCK)
                 return AllocatedBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
             block = ProducerIdBlockZnode(broker_id, start, start + BLOCK_SIZE - 1)
             await zk.set(SetData(paths.PRODUCER_ID_BLOCK, encode_producer_id_block(block), found.stat.version))
