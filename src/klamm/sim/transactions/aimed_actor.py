@@ -39,6 +39,7 @@ IMPATIENT_MS: Final = 250
 """For requests whose answer does not come."""
 AGAIN_S: Final = 0.02
 TIMEOUT_MS: Final = 60_000
+TIMESTAMP_MS: Final = 1_700_000_000_000
 COORDINATION: Final = "coordination"
 DATA: Final = "data"
 NOBODY: Final = ProducerIdAndEpoch(-1, -1)
@@ -171,7 +172,7 @@ class Actor:
         expect(f"AddPartitionsToTxn of {self.host}", code, ErrorCode.NONE)
         self._added.update(tps)
 
-    def prepare(self, *tps: TopicPartition, key: bytes | None = None) -> Prepared:
+    def prepare(self, *tps: TopicPartition, key: bytes | None = None, timestamp_ms: int = TIMESTAMP_MS) -> Prepared:
         """Make a batch with one record for each partition, with the next sequence number."""
         batches: dict[TopicPartition, bytes] = {}
         writes: dict[TopicPartition, Write] = {}
@@ -181,7 +182,7 @@ class Actor:
             sequence = self._sequences.get(tp, 0)
             self._sequences[tp] = sequence + 1
             batches[tp] = build_batch(
-                [Record(timestamp=1_700_000_000_000, key=key, value=writes[tp].value)],
+                [Record(timestamp=timestamp_ms, key=key, value=writes[tp].value)],
                 producer_id=self.identity.producer_id,
                 producer_epoch=self.identity.producer_epoch,
                 base_sequence=sequence,

@@ -1,7 +1,7 @@
 """Bugs that aimed scenarios catch, one per rule of transactions. Each names its scenario.
 
 Those of groups, logs, versions and compaction are in `aimed_log_mutants`, those of single requests in
-`aimed_request_mutants`.
+`aimed_request_mutants`, those of the limits of a cluster in `aimed_limit_mutants`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.sim.mutant import Mutant, aimed
+from klamm.sim.transactions.aimed_limit_mutants import OF_LIMITS
 from klamm.sim.transactions.aimed_log_mutants import OF_COMPACTION, OF_GROUPS_AND_LOGS
 from klamm.sim.transactions.aimed_request_mutants import OF_REQUESTS
 
@@ -154,6 +155,12 @@ _OF_ENDS: Final = {
         _L + "producer_state",
         "        return entry.current_txn_first_offset is None and idle_ms >=",
         "        return idle_ms >=",
+    ),
+    "silent_producers_do_not_expire": aimed(
+        "silent producer",
+        _L + "producer_state",
+        "        return entry.current_txn_first_offset is None and idle_ms >=",
+        "        return False and idle_ms >=",
     ),
 }
 _OF_MORE_ENDS: Final = {
@@ -400,4 +407,5 @@ AIMED_MUTANTS: Final[dict[str, Mutant]] = {
     **OF_GROUPS_AND_LOGS,
     **OF_COMPACTION,
     **OF_REQUESTS,
+    **OF_LIMITS,
 }

@@ -37,11 +37,14 @@ class Aim:
     act: Callable[[Stage], Awaitable[None]]
     settings: Mapping[str, object] = field(default_factory=dict)
     max_epoch: int = MAX_PRODUCER_EPOCH
+    without: tuple[str, ...] = ()
+    """Settings of every stage that this one leaves at their defaults."""
 
 
 class Stage(AimedStage):
     def __init__(self, cluster: SimCluster, aim: Aim) -> None:
-        super().__init__(cluster, {**SETTINGS, **aim.settings})
+        common = {name: value for name, value in SETTINGS.items() if name not in aim.without}
+        super().__init__(cluster, {**common, **aim.settings})
         self.recorder = Recorder()
         self._act = aim.act
         cluster.max_producer_epoch = aim.max_epoch

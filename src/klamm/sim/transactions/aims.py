@@ -9,6 +9,7 @@ from klamm.sim.transactions.aims_of_compaction import AIMS_OF_COMPACTION
 from klamm.sim.transactions.aims_of_ends import AIMS_OF_ENDS
 from klamm.sim.transactions.aims_of_groups import AIMS_OF_GROUPS
 from klamm.sim.transactions.aims_of_late_requests import AIMS_OF_LATE_REQUESTS
+from klamm.sim.transactions.aims_of_limits import AIMS_OF_LIMITS
 from klamm.sim.transactions.aims_of_logs import AIMS_OF_LOGS
 from klamm.sim.transactions.aims_of_markers import AIMS_OF_MARKERS
 from klamm.sim.transactions.aims_of_requests import AIMS_OF_REQUESTS
@@ -21,4 +22,5 @@ AIMS: Final[dict[str, Aim]] = {
     **AIMS_OF_LOGS,
     **AIMS_OF_COMPACTION,
     **AIMS_OF_REQUESTS,
+    **AIMS_OF_LIMITS,
 }

@@ -164,10 +164,18 @@ async def _expire(stage: Stage) -> None:
 
 async def _outlive_producer_state(stage: Stage) -> None:
     """A log forgets silent producers, but never one with an open transaction."""
-    actor = Actor(stage, "w")
+    actor, silent, tp = Actor(stage, "w"), Actor(stage, "v"), stage.tps[0]
+    await silent.init()
+    await silent.write(tp)
+    await silent.commit()
     await actor.init()
-    await actor.write(stage.tps[0])
+    await actor.write(tp)
     await asyncio.sleep(2.5)
+    for node in stage.nodes:
+        assert node.broker is not None
+        known = list(node.broker.logs.logs[tp].producers.entries)
+        expected = [actor.identity.producer_id]
+        require(known == expected, f"{tp} of broker {node.id} knows the producers {known}, expected: {expected}")
     await actor.commit()
 
 

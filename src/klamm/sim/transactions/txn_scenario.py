@@ -1,6 +1,6 @@
 """Level 2 with transactions: writers and copiers of both protocols, readers of committed records, faults, then quiet.
 
-Some processes share a transactional id. Epochs and ids overflow, because there are only a few of them.
+Some processes share a transactional id. The epochs of producer ids are used up, because there are only a few of them.
 """
 
 from __future__ import annotations
