@@ -81,6 +81,7 @@ CAUSED = {
     "messages late",
     "producer id used up",
     "replies lost",
+    "requests delivered twice",
     "sessions expired",
     "transactions aborted",
     "transactions committed",

@@ -88,6 +88,8 @@ class Network:
         self._late_answers: dict[tuple[str, str], tuple[Callable[[bytes], bool], float]] = {}
         self.on_sent: Callable[[str, str, bytes], None] | None = None
         """Called with source, target and data whenever a client of a connection writes."""
+        self.on_arrived: Callable[[tuple[str, int], str, bytes], None] | None = None
+        """Called with the client's address, the target and the data whenever all data of a client's write arrives."""
         self._next_port = 30_000
 
     # --- faults ----------------------------------------------------------------------------------------------------
@@ -295,10 +297,11 @@ class SimTransport(asyncio.Transport):
         due_s = max(network.arrival_s(own, other), network.held_until_s(own, other, data), self._answer_due_s)
         self._due_s = max(self._due_s, due_s)
         cut = rng.randint(1, len(data))
-        for part in (data[:cut], data[cut:]):
-            if part:
-                self._due_s += _STEP_S
-                self._loop.call_at(self._due_s, self.peer._arrive, part, context=self.peer.context)
+        parts = [data] if cut == len(data) else [data[:cut], data[cut:]]
+        for part in parts:
+            self._due_s += _STEP_S
+            whole = data if part is parts[-1] else None
+            self._loop.call_at(self._due_s, self.peer._arrive, part, whole, context=self.peer.context)
         if not self._is_write_paused and self.get_write_buffer_size() > self._high:
             self._is_write_paused = True
             if isinstance(self._protocol, asyncio.BaseProtocol):
@@ -334,8 +337,11 @@ class SimTransport(asyncio.Transport):
         if self._received or self._end is not None:
             self._loop.call_soon(self._feed)
 
-    def _arrive(self, part: bytes) -> None:
+    def _arrive(self, part: bytes, whole: bytes | None) -> None:
+        """`whole` is the data that this part completes, if any."""
         if not self._is_closing:
+            if whole is not None and self._is_server and self._network.on_arrived is not None:
+                self._network.on_arrived(self._other, self._own[0], whole)
             self._received.append(part)
             self._feed()
 

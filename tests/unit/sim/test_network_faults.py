@@ -14,6 +14,7 @@ from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRespons
 from klamm.protocol.wire import encode
 from klamm.sim.loop import SimLoop, SimProcess
 from klamm.sim.network import Network, is_request
+from klamm.sim.transactions.repeated_requests import RepeatedRequests
 from klamm.sim.transactions.restless_client import RestlessClient
 
 REQUEST = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
@@ -99,3 +100,35 @@ def test_senders_are_observed() -> None:
 
     assert run(scenario, 1) == [1]
     assert seen == [("client", "b1")]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_request_that_arrives_after_its_repetition_is_counted_once(seed: int) -> None:
+    counters: list[RepeatedRequests] = []
+
+    async def scenario(network: Network, client: RestlessClient) -> None:
+        counters.append(RepeatedRequests(network, [HeartbeatRequest.KEY]))
+        network.hold("client", "b1", IS_MEANT, until_s=5.0)
+        with pytest.raises(TimeoutError):
+            await client.ask(1, REQUEST, 0)
+        await client.ask(1, REQUEST, 0)
+        await client.ask(1, REQUEST, 0)  # Another request with the same bytes, on the same connection.
+        assert counters[0].count == 0
+
+    assert run(scenario, seed) == [2, 2, 1]
+    assert counters[0].count == 1
+
+
+def test_a_repetition_after_its_request_is_not_counted() -> None:
+    """The answer was lost, or the first request never arrived: the order is right."""
+    counters: list[RepeatedRequests] = []
+
+    async def scenario(network: Network, client: RestlessClient) -> None:
+        counters.append(RepeatedRequests(network, [HeartbeatRequest.KEY]))
+        network.lose_answer("client", "b1", IS_MEANT)
+        with pytest.raises(ConnectionError):
+            await client.ask(1, REQUEST, 0)
+        await client.ask(1, REQUEST, 0)
+
+    assert run(scenario, 1) == [1, 2]
+    assert counters[0].count == 0

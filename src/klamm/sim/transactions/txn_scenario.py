@@ -20,6 +20,7 @@ from klamm.sim.transactions.anomalies import check_anomalies
 from klamm.sim.transactions.committed_reader import CommittedReader
 from klamm.sim.transactions.group_copier import GroupCopier
 from klamm.sim.transactions.observations import Observations, Outcome, Recorder, Seen
+from klamm.sim.transactions.repeated_requests import RepeatedRequests
 from klamm.sim.transactions.restless_client import RestlessClient
 from klamm.sim.transactions.txn_clients import (
     Copier,
@@ -31,6 +32,7 @@ from klamm.sim.transactions.txn_clients import (
 from klamm.sim.transactions.txn_faults import (
     COPIER,
     OLD_CLIENT,
+    TRANSACTIONAL,
     TransactionFaults,
     is_careless_run,
     is_repaired_run,
@@ -85,6 +87,7 @@ class TransactionScenario(WatchedRun):
         cluster.settings["transaction.state.log.replication.factor"] = min(3, len(cluster.nodes))
         self._tps = cluster.partitions = [*ORDERS, COPIES]
         self._recorder = Recorder()
+        self._repeated = RepeatedRequests(cluster.network, TRANSACTIONAL.values())
         self._is_quiet = False
         self._has_group = cluster.seed % 2 == 1
         """Whether the copiers are members of a group; otherwise they share a transactional id."""
@@ -255,6 +258,7 @@ class TransactionScenario(WatchedRun):
             counts[f"transactions {outcome.value}"] += self._recorder.count(outcome)
         counts["logs compacted"] += self._compacted_logs()
         counts["committed reads from followers"] += sum(reader.near_records for reader in self._readers)
+        counts["requests delivered twice"] += self._repeated.count
         counts["connections given up"] += sum(client.abandoned for client in self._connections)
         for producer in self._producers:
             is_shared = WRITERS.get(producer.transactional_id, 2) > 1 and not self._has_own_id(producer)
