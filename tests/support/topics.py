@@ -96,3 +96,50 @@ def consume_json(servers: str, topic: str, count: int, timeout_s: float = 60.0) 
     finally:
         consumer.close()
     return [value for _, value in sorted(found, key=lambda pair: pair[0])]
+
+
+def committed_json(servers: str, topic: str, timeout_s: float = 60.0) -> list[Any]:
+    """All committed values of the topic up to the end of each partition, partition by partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "unused",
+            "log_level": 0,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=timeout_s).topics[topic].partitions
+        tps = [TopicPartition(topic, index, 0) for index in sorted(partitions)]
+        found: dict[int, list[Any]] = {tp.partition: [] for tp in tps}
+        ends = {tp.partition: _end(servers, topic, tp.partition, timeout_s) for tp in tps}
+        consumer.assign(tps)
+        deadline = time.monotonic() + timeout_s
+        while ends:
+            assert time.monotonic() < deadline, f"{topic}: the ends {ends} were not reached"
+            for message in consumer.consume(100, 0.2):
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None and offset is not None
+                if (error := message.error()) is None:
+                    found[partition].append(json.loads(message.value() or b"null"))
+                    continue
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                if offset >= ends.get(partition, 0):
+                    ends.pop(partition, None)  # An open transaction would end the partition before.
+    finally:
+        consumer.close()
+    return [value for values in found.values() for value in values]
+
+
+def _end(servers: str, topic: str, partition: int, timeout_s: float) -> int:
+    """The end of the log, with records of open and of aborted transactions, and with markers."""
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "unused", "log_level": 0, "isolation.level": "read_uncommitted"}
+    )
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+    finally:
+        consumer.close()
+    return int(end)
