@@ -23,7 +23,7 @@ import klamm.spark as ks
 from klamm.client.transaction_client import Ended, Transaction, TransactionClient
 from klamm.errors import KlammError
 from klamm.spark.dataframes import refuse_speculation
-from klamm.spark.sink.exactly_once import SinkDriver
+from klamm.spark.sink.exactly_once import Claim, SinkDriver
 from klamm.spark.sink.sink_state import PreparedBatch, TakenOverError
 from klamm.spark.sink.state_topic import StateTopic
 from klamm.spark.sink.transactional_writer import (
@@ -241,7 +241,15 @@ class Sink:
 
     def run(self, batch: int, values: list[str], run: str = "aa", attempt: int = 0) -> tuple[PreparedBatch, bool]:
         """Claim the sink and prepare a batch in two tasks, as a driver that has just started does."""
-        claim = self.driver.claim(self.name)
+        return self._prepare(self.driver.claim(self.name), batch, values, run, attempt)
+
+    def job(self, values: list[str]) -> PreparedBatch:
+        """Prepare a job in two tasks, as `df.write` does."""
+        return self._prepare(Claim(self.name, 0), 0, values, "aa", 0)[0]
+
+    def _prepare(
+        self, claim: Claim, batch: int, values: list[str], run: str, attempt: int
+    ) -> tuple[PreparedBatch, bool]:
         messages: list[Prepared] = []
         for partition, part in enumerate((values[::2], values[1::2])):
             task = TaskIdentity("query", run, batch, partition, attempt)
@@ -314,6 +322,34 @@ def test_a_batch_is_whole_wherever_its_driver_dies(
     assert sink.commit(sink.run(1, ["d"])[0])
     assert committed(spark, cluster, name) == ["a", "b", "c", "d"]
     wait_for_no_transaction(cluster)
+
+
+@pytest.mark.parametrize("point", short_for(["between two ends"], ["after the decision", "between two ends"]))
+def test_the_next_job_completes_a_decided_job_whose_driver_died(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    topic: TopicFactory,
+    dies: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    """Decision 0033. The next job writes to another topic, and knows nothing of the first one."""
+    name, other = topic("job", partitions=2), topic("next", partitions=1)
+    sink = Sink(cluster, name)
+    prepared = sink.job(["a", "b", "c"])
+    assert len(prepared.transactions) == 2
+    dies(point)
+    with pytest.raises(Died):
+        sink.driver.commit_job(prepared, may_have_leftovers=False)
+    monkeypatch.undo()
+    assert open_transactions(cluster), "the driver died before all its transactions had ended"
+    rows = spark.range(2).coalesce(1).selectExpr("string(id) as value")
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": other, "guarantee": "exactly_once"}
+    rows.write.format("klamm").mode("append").options(**options).save()
+    assert committed(spark, cluster, name) == ["a", "b", "c"]
+    assert committed(spark, cluster, other) == ["0", "1"]
+    sink.driver.finish_jobs()
+    assert committed(spark, cluster, name) == ["a", "b", "c"], "nothing is left to complete"
 
 
 def test_a_zombie_disturbs_no_other_and_fails_with_a_sentence(
