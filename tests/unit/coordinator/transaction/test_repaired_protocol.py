@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
 from klamm.coordinator.transaction.transaction_metadata import TransactionState, TransactionValue
-from klamm.coordinator.transaction.transaction_results import EndTxnResult
+from klamm.coordinator.transaction.transaction_results import EndTxnResult, InitProducerIdResult
 from klamm.errors import ErrorCode
 from klamm.model import ProducerIdAndEpoch, TransactionVersion
 from tests.unit.coordinator.transaction.txn_harness import FIRST_ID, T0, TIMEOUT_MS, TV_0, TV_2, TXN, TxnHarness
@@ -99,6 +101,21 @@ def test_kafka_18401_the_end_of_an_empty_transaction() -> None:
     assert len(broker.leaders.received) == 1
 
 
+def test_a_refused_end_is_logged_with_the_state(caplog: pytest.LogCaptureFixture) -> None:
+    broker = started()
+    second = run_transaction(broker, broker.new_producer())
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "klamm.coordinator.transaction"):
+        assert end(broker, second, commit=True).error is ErrorCode.INVALID_TXN_STATE
+    assert not caplog.messages
+    with caplog.at_level(logging.DEBUG, "klamm.coordinator.transaction"):
+        assert end(broker, second._replace(producer_epoch=0), commit=False).error is ErrorCode.INVALID_TXN_STATE
+    sentence = (
+        "refused the abort of producer 1000 with epoch 0: the state is CompleteCommit, with producer 1000 and epoch 1"
+    )
+    assert caplog.messages == [f"{TXN}: {sentence}"]
+
+
 def test_kafka_18660_an_overflow_returns_the_new_id() -> None:
     broker = started(TINY)
     producer = broker.new_producer()
@@ -134,13 +151,24 @@ def test_an_overflow_survives_a_change_of_the_coordinator() -> None:
 @pytest.mark.parametrize("version", [TV_0, TV_2])
 def test_kafka_19367_a_new_producer_bumps_the_epoch_of_an_open_transaction_once(version: TransactionVersion) -> None:
     broker = TxnHarness(TINY, version=version).start()
-    broker.store(TransactionValue(FIRST_ID, MAX - 1, STATES.ONGOING, TIMEOUT_MS, {T0: None}, 1, 1))
+    broker.store(TransactionValue(FIRST_ID, 1, STATES.ONGOING, TIMEOUT_MS, {T0: None}, 1, 1))
     broker = broker.take_over()
     assert broker.init().error is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert broker.leaders.received[-1].producer == (FIRST_ID, 2)
+    assert broker.init() == InitProducerIdResult(NONE, FIRST_ID, 3)
+
+
+@pytest.mark.parametrize("version", [TV_0, TV_2])
+def test_kafka_19367_the_last_epoch_of_an_open_transaction_does_not_overflow(version: TransactionVersion) -> None:
+    broker = TxnHarness(TINY, version=version).start()
+    broker.store(TransactionValue(FIRST_ID, MAX - 1, STATES.ONGOING, TIMEOUT_MS, {T0: None}, 1, 1))
+    broker = broker.take_over()
+    new_id = broker.next_id
+    assert broker.init().error is ErrorCode.CONCURRENT_TRANSACTIONS
     assert broker.leaders.received[-1].producer == (FIRST_ID, MAX)
-    result = broker.init()
-    assert result.error is NONE
-    assert result.producer_id > FIRST_ID and result.producer_epoch in (0, 1)
+    # With bumps, the end of the transaction gives the new id its first epoch. Otherwise the initialisation does.
+    assert broker.identity == ((new_id, 0) if version is TV_2 else (FIRST_ID, MAX))
+    assert broker.init() == InitProducerIdResult(NONE, new_id, 1 if version is TV_2 else 0)
 
 
 @pytest.mark.parametrize("version", [TV_0, TV_2])
