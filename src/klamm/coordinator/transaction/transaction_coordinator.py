@@ -246,6 +246,7 @@ class TransactionCoordinator:
                 txn.answered_on = origin
                 result.complete(EndTxnResult(ErrorCode.NONE, *end_rules.next_identity(txn.value)))
             elif isinstance(decision, ErrorCode):
+                _note_refused_end(txn, request, decision)
                 result.complete(EndTxnResult(decision))
             else:
                 self._write_end(partition, txn, decision, origin).then(result.complete)
@@ -407,6 +408,21 @@ class TransactionCoordinator:
             _log.info("closing an older connection of %s: its producer uses a younger one", txn.transactional_id)
             self._metrics.refused_late_requests.mark()
         return is_admitted
+
+
+def _note_refused_end(txn: TransactionMetadata, request: end_rules.EndTxn, error: ErrorCode) -> None:
+    """INVALID_TXN_STATE is fatal for most clients, and they do not report the state. Each request may cause a line."""
+    if error is not ErrorCode.INVALID_TXN_STATE or not _log.isEnabledFor(logging.DEBUG):
+        return
+    value = txn.value
+    _log.debug(
+        "%s: refused the %s of producer %d with epoch %d: the state is %s, with producer %d and epoch %d",
+        txn.transactional_id,
+        "commit" if request.commit else "abort",
+        *request.producer,
+        value.state.title,
+        *value.identity,
+    )
 
 
 def _is_ending(txn: TransactionMetadata) -> bool:
