@@ -1,6 +1,7 @@
 """Topics written exactly once: through Spark, at every point where a driver can die, and with processes killed.
 
-`KLAMM_CRASH_MATRIX=long` kills at every point, and brokers, executors and workers too; the default kills one driver.
+`KLAMM_CRASH_MATRIX=long` kills drivers at every point, and executors too; the default kills a driver, a worker, the
+leader of a partition and the coordinator, and has a zombie driver.
 """
 
 from __future__ import annotations
@@ -436,3 +437,5 @@ def test_nothing_is_lost_or_duplicated_whichever_process_is_killed(matrix: SinkM
     assert not matrix.is_committed_in_spark(1)
     assert matrix.run(("after_rows", 2, "worker")) == 0, matrix.said()
     matrix.check()
+    zombie_driver(matrix)
+    crashes_of_brokers(matrix, lambda broker_id: kill_at_once(cluster, broker_id))
