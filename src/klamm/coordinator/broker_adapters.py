@@ -142,6 +142,14 @@ async def _run(job: Iterator[None]) -> None:
         await asyncio.sleep(0)
 
 
+def confirmed_within_ms(config: KafkaConfig) -> int:
+    """How long a broker that was paused cannot have a successor: its last ping is up to a quarter of its session older.
+
+    The fetches of followers come much more often, so a leader that runs stays confirmed.
+    """
+    return config.zookeeper_session_timeout_ms * 3 // 4
+
+
 class ReplicaOffsetsLog:
     """The partitions of `__consumer_offsets`, or of another internal topic, in the ReplicaManager."""
 
@@ -149,12 +157,14 @@ class ReplicaOffsetsLog:
         self,
         replicas: Replicas,
         append_records: AppendRecords,
+        confirmed_within_ms: int,
         topic: str = GROUP_METADATA_TOPIC,
         *,
         is_prompt: bool = False,
     ) -> None:
         """`is_prompt`: results are known inside of the change of the log. Code that learns of them must not append."""
         self._replicas = replicas
+        self._confirmed_within_ms = confirmed_within_ms
         self._append_records = append_records
         self._topic = topic
         self._follow = _follow_promptly if is_prompt else _follow_later
@@ -187,6 +197,9 @@ class ReplicaOffsetsLog:
         result = log.read(offset, max_bytes, max_offset=log.log_end_offset)
         return result if isinstance(result, ErrorCode) else result.records
 
+    def is_confirmed(self, partition: int) -> bool:
+        return self._replicas.is_confirmed_leader(TopicPartition(self._topic, partition), self._confirmed_within_ms)
+
 
 class ReplicaGroupLog(ReplicaOffsetsLog):
     """The partitions of `__consumer_offsets`, with the appends of transactional producers."""
@@ -198,14 +211,8 @@ class ReplicaGroupLog(ReplicaOffsetsLog):
         append_transactional: AppendTransactional,
         confirmed_within_ms: int,
     ) -> None:
-        super().__init__(replicas, append_records)
+        super().__init__(replicas, append_records, confirmed_within_ms)
         self._append_transactional = append_transactional
-        self._confirmed_within_ms = confirmed_within_ms
-
-    def is_confirmed(self, partition: int) -> bool:
-        return self._replicas.is_confirmed_leader(
-            TopicPartition(GROUP_METADATA_TOPIC, partition), self._confirmed_within_ms
-        )
 
     def append_transactional(
         self,
@@ -284,7 +291,7 @@ def create_group_coordinator(
     scheduler = LoopScheduler(loop, clock)
     group_metrics = GroupMetrics(metrics)
     manager = GroupMetadataManager(
-        ReplicaGroupLog(replicas, append_records, append_transactional, config.zookeeper_session_timeout_ms),
+        ReplicaGroupLog(replicas, append_records, append_transactional, confirmed_within_ms(config)),
         clock,
         group_config,
         scheduler,

@@ -56,12 +56,12 @@ class OffsetsLog(Protocol):
     def read(self, partition: int, offset: int, max_bytes: int) -> bytes | memoryview | ErrorCode:
         """Whole batches from `offset` on, at least one, up to the log's end."""
 
+    def is_confirmed(self, partition: int) -> bool:
+        """Whether no other broker can have become the leader some time ago without this one knowing."""
+
 
 class GroupLog(OffsetsLog, Protocol):
     """The log of a group coordinator: producers write to it in their transactions as well."""
-
-    def is_confirmed(self, partition: int) -> bool:
-        """Whether no other broker can have become the leader some time ago without this one knowing."""
 
     def append_transactional(
         self,

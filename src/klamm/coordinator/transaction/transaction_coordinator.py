@@ -48,6 +48,8 @@ from klamm.protocol.chunked import CHUNK, pieces
 _log = logging.getLogger("klamm.coordinator.transaction")
 
 GIVEN_UP: Final = ErrorCode.NETWORK_EXCEPTION
+_HARMLESS: Final = frozenset({GIVEN_UP, ErrorCode.CONCURRENT_TRANSACTIONS})
+"""Answers after which the producer asks again."""
 Leadership = Sequence[tuple[TopicPartition, int]]
 
 
@@ -146,7 +148,7 @@ class TransactionCoordinator:
             if isinstance(decision, rules.Need):
                 self._with_new_id(decide, lambda error: result.complete(InitProducerIdResult(error)))
             elif isinstance(decision, ErrorCode):
-                result.complete(InitProducerIdResult(decision))
+                result.complete(InitProducerIdResult(self._from_memory(partition, decision)))
             else:
                 self._write_init(partition, txn, decision, origin).then(result.complete)
 
@@ -204,7 +206,7 @@ class TransactionCoordinator:
         partition, txn = found
         decision = rules.add_partitions(txn, producer, partitions, version=version, now_ms=self._manager.timestamp_ms())
         if isinstance(decision, ErrorCode):
-            return Deferred.of(decision)
+            return Deferred.of(self._from_memory(partition, decision))
         return self._manager.write(partition, txn)
 
     def verify_partitions(
@@ -214,6 +216,8 @@ class TransactionCoordinator:
         found = self._find(transactional_id)
         if isinstance(found, ErrorCode):
             return dict.fromkeys(partitions, found)
+        if not self._manager.is_confirmed(found[0]):
+            return dict.fromkeys(partitions, ErrorCode.NOT_COORDINATOR)
         return dict(rules.verify_partitions(found[1], ProducerIdAndEpoch(producer_id, producer_epoch), partitions))
 
     def end_transaction(
@@ -242,17 +246,23 @@ class TransactionCoordinator:
             )
             if isinstance(decision, rules.Need):
                 self._with_new_id(decide, lambda error: result.complete(EndTxnResult(error)))
-            elif decision is ErrorCode.NONE:
-                txn.answered_on = origin
-                result.complete(EndTxnResult(ErrorCode.NONE, *end_rules.next_identity(txn.value)))
             elif isinstance(decision, ErrorCode):
-                _note_refused_end(txn, request, decision)
-                result.complete(EndTxnResult(decision))
+                result.complete(self._end_from_memory(partition, txn, request, decision))
             else:
                 self._write_end(partition, txn, decision, origin).then(result.complete)
 
         decide(None)
         return result
+
+    def _end_from_memory(
+        self, partition: TransactionPartition, txn: TransactionMetadata, request: end_rules.EndTxn, decision: ErrorCode
+    ) -> EndTxnResult:
+        answer = self._from_memory(partition, decision)
+        if answer is not ErrorCode.NONE:
+            _note_refused_end(txn, request, answer)
+            return EndTxnResult(answer)
+        txn.answered_on = request.origin
+        return EndTxnResult(ErrorCode.NONE, *end_rules.next_identity(txn.value))
 
     def _write_end(
         self,
@@ -384,7 +394,19 @@ class TransactionCoordinator:
         if isinstance(partition, ErrorCode):
             return partition
         txn = partition.transactions.get(transactional_id)
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if txn is None or _is_ending(txn) else (partition, txn)
+        if txn is None or _is_ending(txn):
+            return self._from_memory(partition, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        return partition, txn
+
+    def _from_memory(self, partition: TransactionPartition, answer: ErrorCode) -> ErrorCode:
+        """Return an answer for which nothing is written, unless another broker may coordinate the transaction by now.
+
+        A broker that was paused does not know of its successor, which may have a later transaction (decision 0042). Its
+        success would be false, and most errors are fatal for the producer.
+        """
+        if answer in _HARMLESS or self._manager.is_confirmed(partition):
+            return answer
+        return ErrorCode.NOT_COORDINATOR
 
     def _admitted(
         self, transactional_id: str, producer: ProducerIdAndEpoch, origin: ConnectionOrder | None

@@ -16,6 +16,7 @@ from klamm.coordinator.broker_adapters import (
     LoopScheduler,
     ReplicaOffsetsLog,
     Replicas,
+    confirmed_within_ms,
 )
 from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.transaction.marker_sender import Connect, TransactionMarkerSender
@@ -68,8 +69,9 @@ def create_transaction_coordinator(
     metrics = TransactionMetrics(parts.metrics)
     metadata = parts.metadata
     sender = TransactionMarkerSender(_connect_by_metadata(config, parts), parts.loop)
+    within_ms = confirmed_within_ms(config)
     manager = TransactionStateManager(
-        ReplicaOffsetsLog(parts.replicas, parts.append_records, TRANSACTION_STATE_TOPIC, is_prompt=True),
+        ReplicaOffsetsLog(parts.replicas, parts.append_records, within_ms, TRANSACTION_STATE_TOPIC, is_prompt=True),
         parts.clock,
         settings,
         scheduler,

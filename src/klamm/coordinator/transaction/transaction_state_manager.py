@@ -139,6 +139,10 @@ class TransactionStateManager:
         """Whether this broker has led the partition without interruption since `partition` was taken."""
         return self._partitions.get(partition.index) is partition
 
+    def is_confirmed(self, partition: TransactionPartition) -> bool:
+        """Whether this broker leads the partition beyond doubt. One that was paused may have been succeeded."""
+        return self._log.is_confirmed(partition.index)
+
     @property
     def is_loading(self) -> bool:
         return any(partition.is_loading for partition in self._partitions.values())

@@ -238,6 +238,20 @@ class Actor:
             self._finish(Outcome.COMMITTED if commit else Outcome.ABORTED)
         return code
 
+    async def ask_to_commit(self, node: SimNode) -> ErrorCode | None:
+        """Send EndTxn once to this broker, whoever coordinates; None if there is no answer."""
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+            committed=True,
+        )
+        try:
+            response = await self.ask(node, request, 5 if self.is_new else 1)
+        except OSError:
+            return None
+        return ErrorCode(response.error_code)
+
     async def commit(self) -> None:
         expect(f"EndTxn of {self.host}", await self.end(commit=True), ErrorCode.NONE)
 

@@ -156,6 +156,18 @@ _OF_ENDS: Final = {
         "        return entry.current_txn_first_offset is None and idle_ms >=",
         "        return idle_ms >=",
     ),
+    "a_deposed_coordinator_answers_from_memory": aimed(
+        "paused transaction coordinator",
+        _T + "transaction_coordinator",
+        "        if answer in _HARMLESS or self._manager.is_confirmed(partition):\n",
+        "        if True:\n",
+    ),
+    "a_deposed_coordinator_refuses_an_end": aimed(
+        "paused transaction coordinator with a bump",
+        _T + "transaction_coordinator",
+        "        answer = self._from_memory(partition, decision)\n",
+        "        answer = decision\n",
+    ),
     "silent_producers_do_not_expire": aimed(
         "silent producer",
         _L + "producer_state",
