@@ -48,3 +48,25 @@ def test_a_produce_with_its_waterfall(page: Page, cluster: LocalCluster) -> None
         page.get_by_label("Filter traces").fill("no such client")
         expect(page.locator("#slow-requests")).to_contain_text("No traced request matches.")
         page.goto("about:blank")  # before the server ends, which the page would report as an error
+
+
+def test_phases_are_stacked_in_the_order_of_a_request(page: Page, cluster: LocalCluster) -> None:
+    """The order of the request log. A quota mutes the connection after the response, so its time is drawn last."""
+    order = ["request_queue", "local", "remote", "response_order", "response_queue", "response_send", "throttle"]
+    with DashboardServer(live_source(cluster.bootstrap_servers)) as server:
+        page.goto(f"{server.address}#tab=requests")
+        expect(page.locator("#requests .legend .phase")).to_have_count(len(order))
+        stacked = page.evaluate(
+            """async (phases) => {
+                const { showRequests } = await import("./static/requests.js");
+                const times = Object.fromEntries(phases.toSorted().map((phase) => [phase, 2]));
+                const made = { api: "Produce", rate: 1, error_rate: 0, total_ms: 12, phases_ms: times };
+                const element = document.createElement("div");
+                showRequests(element, { activity: {}, requests: [made] });
+                const names = (place) => [...element.querySelectorAll(`${place} .phase`)].map((it) => it.classList[1]);
+                return [names(".legend"), names(".phases")];
+            }""",
+            order,
+        )
+        assert stacked == [order, order]
+        page.goto("about:blank")

@@ -14,10 +14,10 @@ PHASES: Final = {
     "request_queue": f"{_PREFIX}requestqueuetimems",
     "local": f"{_PREFIX}localtimems",
     "remote": f"{_PREFIX}remotetimems",
-    "throttle": f"{_PREFIX}throttletimems",
-    "response_queue": f"{_PREFIX}responsequeuetimems",
     "response_order": f"{_PREFIX}responseordertimems",
+    "response_queue": f"{_PREFIX}responsequeuetimems",
     "response_send": f"{_PREFIX}responsesendtimems",
+    "throttle": f"{_PREFIX}throttletimems",
 }
 TOTAL: Final = f"{_PREFIX}totaltimems"
 NAMES: Final = (REQUESTS, ERRORS, TOTAL, *PHASES.values())

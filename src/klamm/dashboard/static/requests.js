@@ -4,14 +4,15 @@ import { fill, h } from "./dom.js";
 import { hint, numbers, percent, table } from "./parts.js";
 import { slowRequests } from "./slow_requests.js";
 
+// In the order in which a request passes them. A quota mutes the connection after the response: that is not part of the total.
 const PHASES = {
   request_queue: "request queue",
   local: "handler",
   remote: "waits for replicas or data",
-  throttle: "throttled",
-  response_queue: "response queue",
   response_order: "waits for earlier responses",
+  response_queue: "response queue",
   response_send: "send",
+  throttle: "throttled after the response",
 };
 const BUSY = 0.2;
 const rate = (value) => (value === null || value === undefined ? "–" : value >= 10 ? Math.round(value) : value.toFixed(1));
