@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -59,12 +60,16 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """Three brokers for all tests of live pages. Each test leaves them running. Anyone may write in a transaction."""
-    settings = {
+    """Three brokers, each in a rack of its own, for all tests of live pages. Each test leaves them running.
+
+    Anyone may write in a transaction.
+    """
+    settings: dict[Any, Any] = {
         **CALM,
         "klamm.control.log.enable": True,
         "klamm.metrics.port": 0,
         "transaction.partition.verification.enable": False,
+        **{broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in (1, 2, 3)},
     }
     with LocalCluster(brokers=3, broker_configs=settings, drill=True) as running:
         running.create_topic("orders", partitions=3, replication_factor=3)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
 from playwright.sync_api import Page, expect
 
 from klamm.cli.cluster_why import read_control_log
@@ -68,6 +71,7 @@ def test_a_killed_broker_is_explained(page: Page, cluster: LocalCluster, tmp_pat
         page.get_by_role("tab", name="Cluster").click()
         expect(page.locator("#cluster")).to_contain_text("missing")
         expect(page.locator("#cluster")).to_contain_text("under-replicated")
+        brokers_are_shown(page, cluster)
         every_other_tab_answers(page)
         page.get_by_role("tab", name="Cluster").click()
         page.locator("#cluster tr.link", has_text="orders-0").click()
@@ -92,6 +96,38 @@ def offsets_are_shown(page: Page, cluster: LocalCluster, leader: int) -> None:
     until(page, reached, [leader, before + 5])
     expect(page.locator(".state tbody tr", has_text="leader e")).to_contain_text(str(before + 5))
     expect(page.locator(".state tbody tr").first).to_contain_text("current")
+
+
+def brokers_are_shown(page: Page, cluster: LocalCluster) -> None:
+    """The Cluster tab has one controller, and rack, epoch and leaders of each live broker as the cluster itself."""
+    brokers = page.locator("#cluster table").first
+    controller = cluster.controller_id
+    expect(brokers.locator(".badge", has_text="controller")).to_have_count(1)
+    expect(brokers.locator("tr", has=page.locator(".badge", has_text="controller"))).to_contain_text(
+        f"rack-{controller}"
+    )
+    zookeeper = KazooClient(cluster.zookeeper_connect)
+    zookeeper.start()
+    try:
+        epochs = {broker: zookeeper.exists(f"/brokers/ids/{broker}").czxid for broker in cluster.live_brokers}
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
+    for broker, epoch in epochs.items():
+        row = brokers.locator("tbody tr", has_text=f"rack-{broker}").locator("td")
+        expect(row.nth(0)).to_have_text(f"{broker}controller" if broker == controller else str(broker))
+        expect(row.nth(3)).to_have_text(f"rack-{broker}")
+        expect(row.nth(4)).to_have_text(str(epoch))
+
+    def shown_leaders() -> dict[int, int]:
+        rows = brokers.locator("tbody tr", has_text="answers").all()
+        return {int(row.locator("b").first.inner_text()): int(row.locator("td").nth(5).inner_text()) for row in rows}
+
+    def leaders() -> dict[int, int]:
+        topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=60).topics.values()
+        return dict(Counter(partition.leader for topic in topics for partition in topic.partitions.values()))
+
+    cluster.wait_for(lambda: shown_leaders() == leaders(), what="The leaders of each broker on the page")
 
 
 def every_other_tab_answers(page: Page) -> None:
