@@ -192,6 +192,27 @@ def test_an_internal_partition_gives_way_to_others_until_one_is_chosen(page: Pag
         assert shown == ["__offsets-0", "orders-0", "orders-0", "__other-0"]
 
 
+def test_a_broker_without_records_of_its_own_has_a_lane(page: Page) -> None:
+    """For example one of Apache Kafka in a mixed cluster: requests to it need an end in the chart and in the trace."""
+    records = as_live(["250.create.orders.1"])
+    with DashboardServer(new_source(title="kept", records=records)) as server:
+        page.goto(server.address)
+        until(page, f"document.body.dataset.records === '{len(records)}'")
+        brokers, threads = page.evaluate(
+            """async () => {
+                const { Run } = await import("./static/model.js");
+                const { chromeTrace } = await import("./static/trace.js");
+                const run = new Run();
+                const isKept = (it) => it.kind === "request_sent" || it.kind === "request_acknowledged";
+                run.add(window.klammViewer.run.records.filter(isKept));
+                const { traceEvents } = JSON.parse(chromeTrace(run));
+                return [run.sortedBrokers(), traceEvents.filter((it) => it.ph === "f").map((it) => it.tid)];
+            }"""
+        )
+        assert brokers == [1, 2, 3]
+        assert set(threads) == {3, 4, 5}
+
+
 KNOWLEDGE = """([brokers, partitions, at]) => {
     const { run } = window.klammViewer;
     const found = { stale: [], unknown: [] };

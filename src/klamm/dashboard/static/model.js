@@ -128,6 +128,7 @@ export class Run {
 
   _message(fields) {
     const message = { end: null, answered: null, error: "NONE", partitions: [], ...fields };
+    for (const end of [message.from, message.to]) if (end >= 0) this.brokers.add(end); // a broker may have no record of its own
     message.way = `${message.type}:${message.from}:${message.to}${message.isAnswer ? ":answer" : ""}`;
     this.messages.push(message);
     this.messageLevels.add(message);

@@ -6,7 +6,8 @@ export function chromeTrace(run) {
   const out = [];
   const lanes = [ZOOKEEPER, CONTROLLER, ...run.sortedBrokers()];
   const thread = (lane) => lanes.indexOf(lane) + 1;
-  const micros = (ms) => Math.round((ms - run.start) * 1000);
+  const zero = Math.min(run.start, run.messages[0]?.start ?? Infinity); // a write begins before its record
+  const micros = (ms) => Math.round((ms - zero) * 1000);
   out.push({ ph: "M", pid: 1, name: "process_name", args: { name: "klamm control plane" } });
   for (const lane of lanes) {
     const title = lane === ZOOKEEPER ? "ZooKeeper" : lane === CONTROLLER ? "Controller" : `Broker ${lane}`;
@@ -21,11 +22,13 @@ export function chromeTrace(run) {
   }
   run.messages.forEach((message, id) => {
     if (message.end === null || message.type === "tool") return;
-    const common = { pid: 1, cat: "message", name: message.type, id };
     const args = { error: message.error, controller_epoch: message.epoch ?? null, broker_epoch: message.brokerEpoch ?? null };
-    out.push({ ...common, ph: "s", tid: thread(message.from), ts: micros(message.start), args });
-    out.push({ ...common, ph: "f", bp: "e", tid: thread(message.to), ts: micros(message.end), args });
-    out.push({ ph: "X", pid: 1, tid: thread(message.to), ts: micros(message.end), dur: 1, name: message.type, cat: "arrival", args });
+    const ends = [["s", "departure", message.from, message.start], ["f", "arrival", message.to, message.end]];
+    for (const [ph, cat, lane, at] of ends) {
+      // Perfetto draws an arrow between slices only, and looks for them among the events before the arrow's end.
+      const end = { pid: 1, tid: thread(lane), ts: micros(at), name: message.type, args };
+      out.push({ ...end, ph: "X", dur: 1, cat }, { ...end, ph, id, cat: "message", ...(ph === "f" ? { bp: "e" } : {}) });
+    }
   });
   for (const change of run.changes) {
     out.push({ ph: "i", s: "p", pid: 1, tid: thread(CONTROLLER), ts: micros(change.at_ms), name: change.kind, cat: "decision", args: change });
