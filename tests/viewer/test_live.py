@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -98,6 +100,18 @@ def offsets_are_shown(page: Page, cluster: LocalCluster, leader: int) -> None:
     expect(page.locator(".state tbody tr").first).to_contain_text("current")
 
 
+def epochs_of(cluster: LocalCluster) -> tuple[int, dict[int, int]]:
+    """Return the controller's epoch and those of the live brokers, as ZooKeeper has them."""
+    zookeeper = KazooClient(cluster.zookeeper_connect)
+    zookeeper.start()
+    try:
+        brokers = {broker: zookeeper.exists(f"/brokers/ids/{broker}").czxid for broker in cluster.live_brokers}
+        return int(zookeeper.get("/controller_epoch")[0]), brokers
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
+
+
 def brokers_are_shown(page: Page, cluster: LocalCluster) -> None:
     """The Cluster tab has one controller, and rack, epoch and leaders of each live broker as the cluster itself."""
     brokers = page.locator("#cluster table").first
@@ -106,14 +120,7 @@ def brokers_are_shown(page: Page, cluster: LocalCluster) -> None:
     expect(brokers.locator("tr", has=page.locator(".badge", has_text="controller"))).to_contain_text(
         f"rack-{controller}"
     )
-    zookeeper = KazooClient(cluster.zookeeper_connect)
-    zookeeper.start()
-    try:
-        epochs = {broker: zookeeper.exists(f"/brokers/ids/{broker}").czxid for broker in cluster.live_brokers}
-    finally:
-        zookeeper.stop()
-        zookeeper.close()
-    for broker, epoch in epochs.items():
+    for broker, epoch in epochs_of(cluster)[1].items():
         row = brokers.locator("tbody tr", has_text=f"rack-{broker}").locator("td")
         expect(row.nth(0)).to_have_text(f"{broker}controller" if broker == controller else str(broker))
         expect(row.nth(3)).to_have_text(f"rack-{broker}")
@@ -173,6 +180,78 @@ def test_the_recorded_past_of_a_live_cluster_is_played(page: Page, cluster: Loca
         share = "(({ chart, bounds }) => (chart.view.end - chart.view.start) / (bounds.end - bounds.start))"
         assert page.evaluate(f"{share}(window.klammViewer)") > 0.9
         page.goto("about:blank")
+
+
+PLACE_OF_MESSAGE = """async ([type, topic]) => {
+    const viewer = window.klammViewer;
+    const isWanted = (it) => it?.type === type && it.end !== null && it.partitions.some((each) => each.topic === topic);
+    const message = viewer.run.messages.findLast(isWanted);
+    viewer.look({ start: message.start - 20, end: message.end + 20, time: message.end });
+    const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+    await frame(); await frame();
+    const { x0, y0, x1, y1 } = viewer.chart.ends(message);
+    for (let share = 0.02; share < 1; share += 0.02) {
+        const [x, y] = [x0 + share * (x1 - x0), y0 + share * (y1 - y0)];
+        const item = viewer.chart.hit(x, y)?.item;
+        if (isWanted(item)) return { x, y, to: item.to };
+    }
+    return null;
+}"""
+
+
+def test_requests_have_their_epochs(page: Page, cluster: LocalCluster, tmp_path: Path) -> None:
+    """Arrows of the three control requests of a short-lived topic: their facts in the page, and the Chrome trace."""
+    topic = cluster.unique_topic_name("short")
+    cluster.create_topic(topic, partitions=1, replication_factor=3)
+    cluster.delete_topic(topic)
+    controller_epoch, broker_epochs = epochs_of(cluster)
+    arrived = """([type, topic]) => window.klammViewer?.run?.messages.some((it) =>
+        it.type === type && it.end !== null && it.partitions.some((each) => each.topic === topic))"""
+    with DashboardServer(live_source(cluster.bootstrap_servers)) as server:
+        page.goto(server.address)
+        for request in ("LeaderAndIsr", "StopReplica", "UpdateMetadata"):
+            until(page, arrived, [request, topic])
+            place = page.evaluate(PLACE_OF_MESSAGE, [request, topic])
+            assert place is not None, f"no point of the chart selects a {request}"
+            page.locator(".plot canvas").click(position={"x": place["x"], "y": place["y"]})
+            selection = page.locator(".selection")
+            expect(selection.locator("h3")).to_contain_text(request)
+            for fact, epoch in (("controller", controller_epoch), ("broker", broker_epochs[place["to"]])):
+                expect(selection.locator(f'dt:text-is("{fact} epoch") + dd')).to_have_text(str(epoch))
+            expect(selection).to_contain_text(f"{topic}-0")
+        with page.expect_download() as started:
+            page.get_by_role("button", name="Trace", exact=True).click()
+        started.value.save_as(tmp_path / started.value.suggested_filename)
+        page.goto("about:blank")
+    events = json.loads((tmp_path / "klamm-trace.json").read_text())["traceEvents"]
+    is_chrome_trace(events)
+    sent = [event["args"] for event in events if event["ph"] == "s" and event["name"] == "StopReplica"]
+    assert any(it["controller_epoch"] == controller_epoch for it in sent)
+    assert any(it["broker_epoch"] in broker_epochs.values() for it in sent)
+
+
+def is_chrome_trace(events: list[dict[str, Any]]) -> None:
+    """Each event is on a named thread; each arrow has both ends, each in a slice that stands before it; with epochs."""
+    threads = {event["tid"] for event in events if event["name"] == "thread_name"}
+    assert len(threads) == 5, "ZooKeeper, the controller and three brokers"
+    arrows: dict[int, list[dict[str, Any]]] = {}
+    slices: set[tuple[int, int]] = set()
+    for event in events:
+        if event["ph"] not in "MC":
+            assert event["tid"] in threads, event
+        if event["ph"] != "M":
+            assert event["ts"] >= 0, event
+        if event["ph"] == "X":
+            slices.add((event["tid"], event["ts"]))
+        if event["ph"] in "sf":
+            assert (event["tid"], event["ts"]) in slices, event
+            arrows.setdefault(event["id"], []).append(event)
+    assert arrows
+    for start, end in arrows.values():
+        assert (start["ph"], end["ph"], end["bp"]) == ("s", "f", "e")
+        assert start["name"] == end["name"] and start["ts"] <= end["ts"]
+        if start["name"] in ("LeaderAndIsr", "StopReplica", "UpdateMetadata"):
+            assert start["args"]["controller_epoch"] > 0 and start["args"]["broker_epoch"] > 0, start
 
 
 def test_the_terminal_explains_the_same(cluster: LocalCluster) -> None:
