@@ -87,6 +87,25 @@ def test_a_broker_is_behind_from_the_request_to_the_update(page: Page) -> None:
         sizes = page.evaluate("window.klammViewer.run.metadataLag.get(3).items.map((it) => it.size)")
         assert set(sizes) == {0, 1} and sizes[-1] == 0
         assert page.evaluate("window.klammViewer.run.metadataLag.get(3).at(0)") is None
+        strips = page.evaluate(
+            """async () => {
+                const { run, chart } = window.klammViewer;
+                const { cachePieces } = await import("./static/strips.js");
+                const view = { start: run.start, end: run.end };
+                const pieces = (stretchMs) => cachePieces(
+                    { run, view, stretchMs, partition: "orders-0", colours: chart.colours },
+                    chart.layout.lanes.get(3), run.knownOf(3, "orders-0"), run.end);
+                const all = pieces(0.001);
+                const isJoined = all.every((it, index) => !index || it.from === all[index - 1].to);
+                return { texts: all.map((it) => it.text), isJoined, wide: pieces(1_000).map((it) => it.text) };
+            }"""
+        )
+        number = page.evaluate("window.klammViewer.run.metadata.get(3).last.count")
+        assert strips["isJoined"] and len(set(strips["texts"])) == len(strips["texts"])
+        assert f"stale: knows leader 1 e0  update {number - 1}, current" in strips["texts"]
+        assert f"stale: knows leader 1 e0  update {number - 1}, 1 behind" in strips["texts"]
+        assert strips["texts"][-1] == f"knows leader 2 e1  update {number}, current"
+        assert len(strips["wide"]) < len(strips["texts"]), "a long window has fewer pieces, which have room for texts"
 
 
 def test_observed_offsets_do_not_replace_newer_roles(page: Page) -> None:

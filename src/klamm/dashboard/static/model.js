@@ -593,6 +593,14 @@ export class Run {
     return series;
   }
 
+  // The newest update that a broker's cache has applied, and how many it has not applied that were sent to it.
+  updateAt(broker, time) {
+    const metadata = this.metadata.get(broker)?.at(time);
+    if (!metadata) return null;
+    const behind = this.metadataLag.get(broker)?.at(time)?.size ?? 0;
+    return { epoch: metadata.epoch, behind, text: `update ${metadata.count}, ${behind ? `${behind} behind` : "current"}` };
+  }
+
   isStale(broker, tp, time) {
     // Whether a broker's cache names another leader or epoch than the controller has decided.
     const truth = this.truth.get(tp)?.at(time);

@@ -23,8 +23,7 @@ function stateRow(run, broker, time, partition, controller) {
   const session = run.sessions.get(broker)?.at(time);
   const replica = run.replicas.get(`${broker}/${partition}`)?.at(time);
   const known = run.knownOf(broker, partition)?.at(time);
-  const metadata = run.metadata.get(broker)?.at(time);
-  const behind = run.metadataLag.get(broker)?.at(time)?.size ?? 0;
+  const update = run.updateAt(broker, time);
   const isStale = run.isStale(broker, partition, time);
   const state = up !== "up" ? up : session && !session.isOpen ? "no session" : "";
   const isMissing = (!known || known.epoch === null) && up === "up" && run.truth.get(partition)?.at(time)?.leader >= 0;
@@ -35,7 +34,7 @@ function stateRow(run, broker, time, partition, controller) {
     h("td", {}, replica?.logEnd ?? "–"),
     h("td", {}, replica?.highWatermark ?? "–"),
     h("td", {}, cache || "–", isStale || isMissing ? h("span", { class: "badge bad" }, "stale") : null,
-      metadata && up === "up" ? h("small", { class: behind ? "bad" : "muted", title: `controller epoch ${metadata.epoch}` }, `update ${metadata.count}, ${behind ? `${behind} behind` : "current"}`) : null));
+      update && up === "up" ? h("small", { class: update.behind ? "bad" : "muted", title: `controller epoch ${update.epoch}` }, update.text) : null));
 }
 
 const SHOWN = { message: messageFacts, event: eventFacts, change: changeFacts, fault: recordFacts, replica: recordFacts, queue: recordFacts, coalesced: recordFacts, session: sessionFacts };

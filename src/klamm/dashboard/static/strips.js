@@ -3,6 +3,8 @@
 import { box, clipped } from "./paint.js";
 import { lowerBound, upperBound } from "./series.js";
 
+const TEXT = 40; // stretches of a piece with a readable text
+
 export function drawStrips(chart) {
   const { run, layout, partition } = chart;
   for (const lane of layout.lanes.values()) {
@@ -67,21 +69,31 @@ function* isrs(chart, entry, from, to) {
   }
 }
 
-function cachePieces(chart, lane, series, end) {
-  // Split where the controller decides: the same entry is fresh before and stale after.
+export function cachePieces(chart, lane, series, end) {
+  // Split where the controller decides: the same entry is fresh before and stale after. And where updates are sent or applied.
+  const { run, partition, view, colours } = chart;
   const pieces = [];
-  const decided = chart.run.truth.get(chart.partition)?.items || [];
-  for (const [entry, from, to] of series.between(chart.view.start, chart.view.end, end)) {
+  const decided = run.truth.get(partition)?.items || [];
+  for (const [entry, from, to] of series.between(view.start, view.end, end)) {
     if (entry.epoch === null) continue;
-    const cuts = [from, ...decided.map((truth) => truth.at).filter((at) => at > from && at < to), to];
+    const cuts = [from, ...decided.map((truth) => truth.at).filter((at) => at > from && at < to), ...updateCuts(chart, lane, from, to), to].sort((a, b) => a - b);
+    const known = entry.leader === -2 ? "forgets it" : `knows leader ${entry.leader} e${entry.epoch}`;
     for (let index = 0; index + 1 < cuts.length; index += 1) {
-      const isStale = chart.run.isStale(lane.id, chart.partition, cuts[index]);
-      const known = entry.leader === -2 ? "forgets it" : `knows leader ${entry.leader} e${entry.epoch}`;
-      pieces.push({ from: cuts[index], to: cuts[index + 1], text: isStale ? `stale: ${known}` : known,
-        colour: isStale ? chart.colours.refused : chart.colours.umr, strong: isStale });
+      const isStale = run.isStale(lane.id, partition, cuts[index]);
+      const update = run.updateAt(lane.id, cuts[index]);
+      const text = `${isStale ? "stale: " : ""}${known}${update ? `  ${update.text}` : ""}`;
+      const last = pieces[pieces.length - 1];
+      if (last && last.text === text && last.to >= cuts[index] - 0.01) last.to = cuts[index + 1];
+      else pieces.push({ from: cuts[index], to: cuts[index + 1], text, colour: isStale ? colours.refused : colours.umr, strong: isStale });
     }
   }
   return pieces;
+}
+
+function updateCuts(chart, lane, from, to) {
+  // Of many updates, those whose numbers have room beside each other.
+  const found = [chart.run.metadata, chart.run.metadataLag].map((map) => map.get(lane.id)?.between(from, to, to, chart.stretchMs * TEXT) ?? []);
+  return found.flatMap((pieces) => Array.from(pieces, ([, start]) => start).filter((at) => at > from && at < to));
 }
 
 function drawLog(chart, strip, series) {
