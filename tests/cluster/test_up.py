@@ -1,15 +1,18 @@
-"""`klamm up` while its processes die one after the other."""
+"""`klamm up` while its processes die one after the other, its metrics, and its fault drill."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +150,53 @@ def test_metrics_and_the_control_plane(tmp_path: Path) -> None:
         with urllib.request.urlopen(address, timeout=WAIT_S) as response:
             assert b"static/live.js" in response.read()
         assert "control.plane.listener.name=CONTROLLER\n" in (tmp_path / "broker-1.properties").read_text()
+
+
+def asked(address: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None) -> Any:
+    """Return the JSON answer of the viewer, or the status of a refusal."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address, data, {"Content-Type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            return json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_the_drill_of_a_page(tmp_path: Path) -> None:
+    """`--drill`: the printed address accepts faults from its own page, and the broker's process shows them."""
+    with klamm_up("-d", str(tmp_path), "--drill") as process:
+        servers(process)
+        assert process.stdout is not None
+        address = next(line.split()[1] for line in process.stdout if line.startswith("dashboard ")).rstrip("/")
+        (pid,) = children(process, "broker-1.properties")
+        status = Path(f"/proc/{pid}/stat")
+
+        def broker() -> str:
+            state = asked(f"{address}/api/drill")
+            assert [it["id"] for it in state["brokers"]] == [1] and state["zookeeper"] == "running"
+            return str(state["brokers"][0]["state"])
+
+        def is_stopped() -> bool:
+            return status.read_text().rpartition(")")[2].split()[0] == "T"
+
+        assert broker() == "running" and not is_stopped()
+        own = {"Origin": address, "X-Klamm-Token": asked(f"{address}/api/about")["token"]}
+        fault = {"action": "pause", "broker": 1}
+        for refused in (
+            {"Origin": address},
+            {**own, "X-Klamm-Token": "guessed"},
+            {**own, "Origin": "http://a.example"},
+        ):
+            assert asked(f"{address}/api/drill", fault, refused) == 403
+        assert broker() == "running" and not is_stopped()
+        done = asked(f"{address}/api/drill", fault, own)
+        assert [(it["name"], it["place"], it["problem"]) for it in done["actions"]] == [("pause", "1", None)]
+        assert broker() == "paused"
+        eventually(is_stopped, "the process of the broker runs")
+        asked(f"{address}/api/drill", {"action": "resume", "broker": 1}, own)
+        assert broker() == "running"
+        eventually(lambda: not is_stopped(), "the process of the broker stands still")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
