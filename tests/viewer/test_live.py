@@ -1,4 +1,4 @@
-"""The viewer of a live cluster of three while a broker is killed, of a replayed seed, and of a very large log."""
+"""The viewer of a live cluster of three while a broker is killed, of kept records, and of a very large log."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from tests.support.browser import is_one_row, until
 from tests.support.calm import kill_at_once
 from tests.support.long_control_log import CHANGES, long_control_log
 from tests.support.viewer_tabs import commit_as_group, tabs_answer
+
+KLAMM = [sys.executable, "-m", "klamm.cli.main"]
 
 
 def test_a_killed_broker_is_explained(page: Page, cluster: LocalCluster, tmp_path: Path) -> None:
@@ -290,9 +292,9 @@ def test_records_beyond_the_memory_are_reported(page: Page, cluster: LocalCluste
 
 
 @contextmanager
-def simulated(*options: str) -> Iterator[str]:
+def served(*arguments: str) -> Iterator[str]:
     """Run the command until the page has been used; yields the address that it prints."""
-    command = [sys.executable, "-m", "klamm.cli.main", "simulate", *options]
+    command = [*KLAMM, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -304,11 +306,37 @@ def simulated(*options: str) -> Iterator[str]:
     assert process.returncode in (0, 130)
 
 
+def test_a_kept_control_log(page: Page, cluster: LocalCluster, tmp_path: Path) -> None:
+    """The two commands of the guide: consume the log of a live cluster into a file, and open the file."""
+    kept = tmp_path / "outage.json"
+    consume = ["consume", "__klamm_control_log", "--from-beginning", "--exit-at-end", "-b", cluster.bootstrap_servers]
+
+    def consumed() -> list[str]:
+        with kept.open("w") as file:
+            subprocess.run([*KLAMM, *consume], stdout=file, check=True, timeout=120)
+        return kept.read_text().splitlines()
+
+    def has_decision(lines: list[str]) -> bool:
+        records = map(json.loads, lines)
+        return any(it["kind"] == "election" and (it["topic"], it["partition"]) == ("orders", 0) for it in records)
+
+    lines = cluster.wait_for(lambda: found if has_decision(found := consumed()) else None, what="A kept decision")
+    with served("dashboard", "--file", str(kept), "--port", "0") as address:
+        page.goto(f"{address}#p=orders-0")
+        until(page, f"document.body.dataset.records === '{len(lines)}'")
+        expect(page.locator("#tabs")).to_be_hidden()
+        page.keyboard.press("w")
+        expect(page.locator(".why")).to_contain_text("is processed")
+        expect(page.locator(".why")).to_contain_text("written to ZooKeeper")
+        expect(page.locator(".why")).to_contain_text("orders-0: ")
+        expect(page.locator(".state tbody tr")).to_have_count(3)
+
+
 def test_a_replayed_seed(page: Page) -> None:
     """`klamm simulate --view` serves the run that the simulator makes here too."""
     run = ScriptedRun(Plan(7, chaos=True))
     run.run()
-    with simulated("--seed", "7", "--view") as address:
+    with served("simulate", "--seed", "7", "--view") as address:
         page.goto(f"{address}#t=900&view=600-1100")
         until(page, f"document.body.dataset.records === '{len(run.recording.lines)}'")
         expect(page.locator("#title")).to_have_text("seed 7, 3 brokers")
