@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import struct
@@ -86,6 +87,27 @@ def test_a_clean_stop_with_clients_connected(tmp_path: Path, number: signal.Sign
     with BrokerProcess(toml_config(tmp_path)) as broker:
         assert not (logs / ".kafka_cleanshutdown").exists(), "a kill from now on is not a clean shutdown"
         assert broker.client().read_all("t") == [(0, b"x")]
+
+
+def test_every_line_of_a_json_log_is_an_object(tmp_path: Path) -> None:
+    """From the start over refused requests to the stop, and of a failed start. Names of clients stay in their line."""
+    with BrokerProcess(toml_config(tmp_path), through_cli=True, options=["--log-format", "json"]) as broker:
+        port = int(re.findall(r"PLAINTEXT://127\.0\.0\.1:(\d+)", broker.log)[-1])
+        client = RawClient(port)
+        assert client.create_topic("t") == ErrorCode.NONE
+        assert client.create_topic('no "topic"\n{') == ErrorCode.INVALID_TOPIC_EXCEPTION
+        malformed = socket.create_connection(("127.0.0.1", port), 60)
+        malformed.sendall(struct.pack(">i4s", 4, b"\xff\xff\xff\xff"))
+        assert malformed.recv(1) == b""
+        malformed.close()
+        assert broker.stop() == 0, broker.log
+        lines = [json.loads(line) for line in broker.log.splitlines()]
+    assert all({"at", "at_ms", "level", "logger", "thread", "message"} <= line.keys() for line in lines)
+    assert any("answers on PLAINTEXT://" in line["message"] for line in lines)
+    assert lines[-1]["message"] == "Stopped" and lines[-1]["logger"] == "klamm.server.kafka_server"
+    refused = refuse_to_start(toml_config(tmp_path), "broker.id=4", options=["--log-format", "json"])
+    last = [json.loads(line) for line in refused.splitlines()][-1]
+    assert last["level"] == "CRITICAL" and "belongs to broker 3, not to 4" in last["message"]
 
 
 def test_a_stop_while_starting(tmp_path: Path) -> None:

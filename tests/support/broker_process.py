@@ -21,9 +21,9 @@ def write_properties(path: Path, properties: Mapping[str, object]) -> Path:
     return path
 
 
-def refuse_to_start(config: Path, *overrides: str) -> str:
+def refuse_to_start(config: Path, *overrides: str, options: Sequence[str] = ()) -> str:
     """Return the output of a broker that does not start; it must end with code 1 and without a traceback."""
-    command = [sys.executable, "-m", "klamm.server", "--config", str(config)]
+    command = [sys.executable, "-m", "klamm.server", "--config", str(config), *options]
     command += [argument for override in overrides for argument in ("--override", override)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1, done.stderr
@@ -34,8 +34,11 @@ def refuse_to_start(config: Path, *overrides: str) -> str:
 class BrokerProcess:
     """A single broker without LocalCluster; `ready` is the content of its ready file. `program` runs instead of it."""
 
-    def __init__(self, config: Path, *, through_cli: bool = False, program: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: Path, *, through_cli: bool = False, program: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> None:
         self._program = program
+        self._options = options
         self._config = config
         self._ready_file = config.with_name(config.name + ".ready")
         self._log = config.with_name(config.name + ".log")
@@ -60,7 +63,7 @@ class BrokerProcess:
         """Starts the process and waits for nothing."""
         self._ready_file.unlink(missing_ok=True)
         module = ["klamm.cli.main", "broker"] if self._through_cli else ["klamm.server"]
-        command = [sys.executable, *(self._program or ["-m", *module]), "--config", str(self._config)]
+        command = [sys.executable, *(self._program or ["-m", *module]), "--config", str(self._config), *self._options]
         if not self._through_cli:
             command += ["--ready-file", str(self._ready_file)]
         with self._log.open("ab") as log:

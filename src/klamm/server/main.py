@@ -111,7 +111,10 @@ def main(environment: Environment | None = None) -> int:
         file_limit.raise_to_hard_limit()
         run_loop(config, args.ready_file, environment)
     except KlammError as error:
-        print(f"klamm broker: {error}", file=sys.stderr)
+        if args.log_format == "json":  # a reader of the log expects nothing but objects
+            logging.getLogger("klamm").critical("%s", error)
+        else:
+            print(f"klamm broker: {error}", file=sys.stderr)
         return 1
     return 0
 
