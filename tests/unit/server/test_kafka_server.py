@@ -19,7 +19,7 @@ from klamm.controller.controller_runner import ControllerRunner
 from klamm.errors import KlammError
 from klamm.log import names
 from klamm.network.slice_passes import SlicePasses
-from klamm.server import collector
+from klamm.server import assembly, collector, starting
 from klamm.server.background_tasks import BackgroundTasks
 from klamm.server.coordination import Coordination
 from klamm.server.ending import Ending
@@ -110,6 +110,44 @@ def test_a_start_has_no_passes_of_the_collector_between_slices(
     monkeypatch.setattr(collector, "slice_passes", slice_passes)
     asyncio.run(start_and_stop(KafkaServer(config(tmp_path, zookeeper), Environment(on_built=built.append))))
     assert is_started == [True]
+
+
+async def readiness(port: int) -> tuple[bytes, bytes]:
+    """Return the first line and the body of `/readyz`."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), TIMEOUT_S)).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return head.splitlines()[0], body
+
+
+def test_a_broker_that_stops_is_not_ready(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`/readyz` is asked while the parts of the broker are shut down: load balancers send it no further clients."""
+    answers: list[tuple[bytes, bytes]] = []
+    ports: list[int] = []
+
+    async def ask_and_shut_down(broker: Broker) -> None:
+        answers.append(await readiness(ports[0]))
+        assembly.shut_down(broker)
+
+    async def scenario() -> None:
+        server = KafkaServer(config(tmp_path, zookeeper))
+        try:
+            running = await server.start()
+            ports.append(running.metrics_port)
+            answers.append(await readiness(ports[0]))
+        finally:
+            await server.stop()
+
+    monkeypatch.setattr(starting, "shut_down", ask_and_shut_down)
+    asyncio.run(scenario())
+    assert answers == [
+        (b"HTTP/1.1 200 OK", b"ok\n"),
+        (b"HTTP/1.1 503 Service Unavailable", b"The broker is stopping.\n"),
+    ]
 
 
 class Unreachable(Coordination):
