@@ -54,7 +54,8 @@ class Acceptor:
         self._servers: list[asyncio.Server] = []
         self._is_started = False
         self._waiting: deque[Connection] = deque()
-        self._open: dict[Connection, None] = {}
+        self.open: dict[Connection, None] = {}
+        """All connections of the listener, also those that wait for admission."""
         self._next_index = 0
         self._handshakes = TlsHandshakes(processor.environment, self.new_connection)
         prefix = "ControlPlane" if processor.is_control_plane else ""
@@ -94,13 +95,13 @@ class Acceptor:
     # Connections call these.
 
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self._open[connection] = None
+        self.open[connection] = None
         self._identify(connection, transport)
         if self._waiting or not self._try_admit(connection):
             self._wait(connection)
 
     def _on_connection_lost(self, connection: Connection) -> None:
-        self._open.pop(connection, None)
+        self.open.pop(connection, None)
         if connection.is_admitted:
             self.processor.remove(connection)
             self._quotas.release(self.endpoint.listener, connection.context.client_host)
@@ -181,10 +182,10 @@ class Acceptor:
         self.close()
         self._is_started = False
         self._waiting.clear()
-        for connection in list(self._open):
+        for connection in list(self.open):
             connection.close()
         await asyncio.sleep(0)
-        for connection in list(self._open):
+        for connection in list(self.open):
             connection.abort()
         self.processor.shutdown()
         for server in self._servers:

@@ -143,7 +143,7 @@ class SocketServer:
         for prefix, is_control in (("", False), ("ControlPlane", True)):
             processors = [a.processor for a in self.acceptors if a.processor.is_control_plane == is_control]
             self._register_plane(prefix, processors)
-        muted = MutedConnections(lambda: (c for a in self.acceptors for c in a.processor.connections))
+        muted = MutedConnections(lambda: (c for a in self.acceptors for c in a.open))
         self._registry.gauge_table("klamm.network", "SocketServer", "MutedConnections", muted)
 
     def _register_plane(self, prefix: str, processors: list[Processor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -203,6 +204,14 @@ class RawClient:
 
 def frame(request: Message, version: int, correlation_id: int = 0) -> bytes:
     return b"".join(encode_request_frame(RequestHeader(request.KEY, version, correlation_id, "tester"), request))
+
+
+def muted(server: Server) -> dict[str, object]:
+    """The exported metric, without the reasons that no connection has."""
+    name = "klamm_network_socketserver_mutedconnections"
+    found = re.findall(rf'^{name}{{reason="([a-z-]+)"}} (\d+)$', server.registry.exposition(), re.MULTILINE)
+    assert len(found) == 8
+    return {reason: int(count) for reason, count in found if count != "0"}
 
 
 async def until(condition: Callable[[], object]) -> None:

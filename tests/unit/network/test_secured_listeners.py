@@ -27,7 +27,7 @@ from klamm.security.secret import Secret
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.principal_mapping import PrincipalMapper
 from tests.support.tls_flights import Side, damage
-from tests.unit.network.harness import RawClient, both_loops, heartbeat, until
+from tests.unit.network.harness import RawClient, both_loops, heartbeat, muted, until
 from tests.unit.network.secured_harness import AUTHORITY, BROKER, CLIENT, SecuredServer, ask, beat, log_in, pair
 from tests.unit.security import sasl_peer
 
@@ -255,6 +255,10 @@ def test_a_failed_login_is_answered_late_and_ends_the_connection(run: Run) -> No
             response = await log_in(client, "wrong")
             assert response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED and loop.time() - began >= 0.2
             assert await client.receive_end() == b"" and server.security.counts.failed == 1
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, failure_delay_s=600) as server:
+            answer = asyncio.ensure_future(log_in(await server.client(), "wrong"))
+            await until(lambda: muted(server) == {"authentication": 1})
+            answer.cancel()
 
     run(scenario())
 

@@ -33,6 +33,7 @@ from tests.unit.network.harness import (
     echo,
     heartbeat,
     heartbeat_api,
+    muted,
     numbers,
     settled,
     until,
@@ -92,8 +93,10 @@ def test_above_max_connections_new_ones_wait_for_a_place(run: Run) -> None:
             second.send(heartbeat(2))
             await settled()
             assert server.network.connection_count == 1
+            await until(lambda: muted(server) == {"not-admitted": 1})
             await first.close()
             assert await second.receive_heartbeat() == (0, 2)
+            assert muted(server) == {}
             third = await server.client()
             server.network.update_limits(ConnectionLimits(max_connections=2))
             assert await ask(third, 3) == 3
@@ -209,6 +212,7 @@ def test_a_client_that_does_not_read_is_not_served_further(run: Run) -> None:
             for number in range(50):
                 assert await ask(other, number) == number
             assert len(api.asked) <= 2
+            await until(lambda: muted(server) == {"unread-responses": 1})
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             for number in range(20):
                 size, correlation_id = struct.unpack(">ii", await reader.readexactly(8))
@@ -331,13 +335,14 @@ def test_queued_request_bytes_are_limited(run: Run) -> None:
             pool = server.network.channel.memory_pool
             await until(lambda: len(pool.waiting) == 3)
             assert pool.used_bytes == 4 * 26
+            assert muted(server) == {"memory": 3}
             assert server.value("SocketServer", "MemoryPoolUsed") == pool.used_bytes
             assert server.value("SocketServer", "MemoryPoolAvailable") == 0
             server.network.handler_pool.start()
             for number, client in enumerate(clients):
                 assert [await client.receive_heartbeat() for _ in range(2)] == [(0, number), (1, number)]
                 await client.close()
-            assert pool.used_bytes == 0
+            assert pool.used_bytes == 0 and muted(server) == {}
 
     run(scenario())
 
@@ -369,6 +374,7 @@ def test_shutdown_answers_what_is_in_flight(run: Run) -> None:
             await until(lambda: api.asked)
             stopping = asyncio.ensure_future(server.network.shutdown(timeout_ms=60_000))
             await settled()
+            assert muted(server) == {"closing": 1}
             with pytest.raises(ConnectionError):
                 await server.client()
             client.send(heartbeat(2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -31,20 +30,13 @@ from tests.unit.network.harness import (
     frame,
     heartbeat,
     heartbeat_api,
+    muted,
     numbers,
     settled,
     until,
 )
 
 Run = Callable[[Any], None]
-
-
-def muted(server: Server) -> dict[str, object]:
-    """The exported metric, without the reasons that no connection has."""
-    name = "klamm_network_socketserver_mutedconnections"
-    found = re.findall(rf'^{name}{{reason="([a-z-]+)"}} (\d+)$', server.registry.exposition(), re.MULTILINE)
-    assert len(found) == 8
-    return {reason: int(count) for reason, count in found if count != "0"}
 
 
 @both_loops
@@ -337,11 +329,12 @@ def test_a_throttled_connection_is_answered_at_once_and_muted_for_the_time(run: 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         handled_at: list[float] = []
+        throttle_ms = {0: 120, 3: 600_000}
 
         def script(ctx: RequestContext, request: HeartbeatRequest) -> Answer:
             handled_at.append(loop.time())
-            if request.generation_id == 0:
-                ctx.throttle(120)
+            if request.generation_id in throttle_ms:
+                ctx.throttle(throttle_ms[request.generation_id])
             return echo(request)
 
         async with Server(heartbeat_api(script)) as server:
@@ -357,6 +350,10 @@ def test_a_throttled_connection_is_answered_at_once_and_muted_for_the_time(run: 
                 "kafka.network", "RequestMetrics", "ThrottleTimeMs", {"request": "Heartbeat"}
             )
             assert histogram is not None and histogram.percentiles()[-1] == 120  # type: ignore[union-attr]
+            await until(lambda: muted(server) == {})
+            other.send(heartbeat(3))
+            assert await other.receive_heartbeat() == (1, 3)
+            await until(lambda: muted(server) == {"throttled": 1})
             await client.close()
             await other.close()
 
