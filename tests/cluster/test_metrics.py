@@ -172,6 +172,9 @@ def test_gauges_are_true(cluster: LocalCluster, metrics: Metrics) -> None:
     assert found.get("kafka_server_replicamanager_leadercount") == partitions
     assert found.get("kafka_server_replicamanager_partitioncount") == partitions
     assert found.get("kafka_cluster_partition_insyncreplicascount", topic="gauged", partition="2") == 1
+    # The topic was created in the last minute: events and requests have waited, if only for a moment.
+    assert found.get("klamm_controller_controllereventmanager_eventqueuesizemax") >= 1
+    assert found.get("klamm_controller_controllerchannelmanager_queuesizemax", broker_id="1") >= 1
 
 
 def test_resources_are_those_of_the_process(cluster: LocalCluster, metrics: Metrics) -> None:

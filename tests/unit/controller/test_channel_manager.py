@@ -99,6 +99,18 @@ def test_requests_arrive_in_order_and_answers_become_events() -> None:
     run(scenario)
 
 
+def queue_size(
+    metrics: MetricsRegistry, broker_id: int, group: str = "kafka.controller", name: str = "QueueSize"
+) -> object:
+    gauge = metrics.find(group, "ControllerChannelManager", name, {"broker-id": str(broker_id)})
+    assert isinstance(gauge, Gauge)
+    return gauge.value
+
+
+def queue_peak(metrics: MetricsRegistry, broker_id: int) -> object:
+    return queue_size(metrics, broker_id, "klamm.controller", "QueueSizeMax")
+
+
 def connection_metric(metrics: MetricsRegistry, name: str) -> int:
     gauge = metrics.find("kafka.server", "controller-channel-metrics", name, {"broker-id": "1"})
     assert isinstance(gauge, Gauge) and isinstance(gauge.value, int)
@@ -175,10 +187,13 @@ def test_a_broker_that_is_down_delays_no_other_and_is_reached_at_its_new_address
             await up.received(1)
             channels.send_request(2, update(4))
             assert late.requests == []
-            gauge = metrics.find("kafka.controller", "ControllerChannelManager", "QueueSize", {"broker-id": "2"})
-            assert isinstance(gauge, Gauge) and gauge.value == 1
+            assert queue_size(metrics, 2) == 1
+            channels.send_request(2, update(5))
+            channels.send_request(2, update(6))
             channels.add_broker(late.endpoints)
-            assert [r.controller_epoch for r in await late.received(2)] == [3, 4]
+            assert [r.controller_epoch for r in await late.received(4)] == [3, 4, 5, 6]
+            peaks = [queue_peak(metrics, broker_id) for broker_id in (1, 2)]
+            assert queue_size(metrics, 2) == 0 and peaks == [1, 3], "a peak is seen after it is over"
             await channels.shutdown()
 
     run(scenario)

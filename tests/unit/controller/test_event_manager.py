@@ -150,7 +150,13 @@ def test_the_queue_is_measured() -> None:
         text = it.registry.exposition()
         assert "\nkafka_controller_controllereventmanager_eventqueuesize 1\n" in text
         assert "\nkafka_controller_kafkacontroller_controllerstate 1\n" in text
+        replies = [it.ask(ListPartitionReassignments()) for _ in range(2)]
+        assert "\nklamm_controller_controllereventmanager_eventqueuesizemax 3\n" in it.registry.exposition()
         it.zk.error.set_result(SessionExpired())
+        await asyncio.gather(*replies)
+        text = it.registry.exposition()
+        assert "\nkafka_controller_controllereventmanager_eventqueuesize 0\n" in text
+        assert "\nklamm_controller_controllereventmanager_eventqueuesizemax 3\n" in text, "a peak that is over"
         await it.close()
 
     run(scenario)
