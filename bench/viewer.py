@@ -1,7 +1,7 @@
 """How fluent the viewer is with 1,000 topics of 10 partitions: `python -m bench.viewer`.
 
-- An hour of control log, as `tests/viewer` makes it, in headless Chromium: bytes, time until all is shown, times of
-  frames while the window moves, and the time that another second of records takes.
+- An hour of control log, as `tests/viewer` makes it, in headless Chromium: bytes, time until all is shown, the work of
+  frames and the time between them while the window moves, and the time that another second of records takes.
 - With `--against`, the same for the static files of another version, in turn with those of this one.
 - With `--cluster`, a broker with 10,000 partitions: bytes and times of the pages' answers. `--only-cluster --topics 50`
   is a short form of this part.
@@ -34,16 +34,24 @@ ROUNDS: Final = 3
 FLAGS: Final = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 FRAMES: Final = """async (span) => {
     const viewer = window.klammViewer;
-    const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-    const drawn = [];
+    const frame = () => new Promise(requestAnimationFrame);
+    const times = { chart: [], work: [], interval: [] };
+    let before = await frame();
     for (let share = 0; share < 1; share += 0.01) {
         const start = viewer.bounds.start + share * (viewer.bounds.end - viewer.bounds.start - span);
+        const began = performance.now();
         viewer.look({ start, end: start + span, time: start + span * 0.9 });
-        await frame(); await frame();
-        drawn.push(viewer.chart.frames.at(-1));
+        const looked = performance.now() - began;
+        const now = await frame(); // the chart is drawn before: it has asked for the frame first
+        times.chart.push(viewer.chart.frames.at(-1));
+        times.work.push(looked + viewer.chart.frames.at(-1));
+        times.interval.push(now - before);
+        before = now;
     }
-    return drawn;
+    return times;
 }"""
+FIGURES: Final = {"chart": "chart of a frame", "work": "all work of a frame", "interval": "between two frames"}
+"""The window moves in every frame, as by a drag. The work includes the scrubber and the table of the state."""
 ARRIVAL: Final = """async () => {
     const viewer = window.klammViewer;
     const { run } = viewer;
@@ -133,7 +141,8 @@ def _hour(page: Page, records: tuple[bytes, ...]) -> Samples:
         until(page, f"document.body.dataset.records === '{len(records)}'")
         found["until all are shown"] = [(time.monotonic() - begun) * 1000]
         for name, span_ms in (("10 s", 10_000), ("a minute", 60_000), ("the hour", 3_600_000)):
-            found[f"frame, window of {name}"] = page.evaluate(FRAMES, span_ms)
+            for figure, times in page.evaluate(FRAMES, span_ms).items():
+                found[f"{FIGURES[figure]}, window of {name}"] = times
         found["100 records arrive"] = page.evaluate(ARRIVAL)
         found["JavaScript heap"] = [page.evaluate("performance.memory?.usedJSHeapSize ?? 0")]
         page.goto("about:blank")
@@ -179,7 +188,8 @@ def _live_pages(page: Page, address: str) -> Iterator[Line]:
     until(page, "document.body.dataset.ready === '1' && Number(document.body.dataset.records) > 0")
     yield "until the live control plane is shown", report.number(time.monotonic() - begun), "s"
     yield "its records", f"{int(page.evaluate('Number(document.body.dataset.records)')):,}", ""
-    yield from _times("frame of the live control plane", page.evaluate(FRAMES, 10_000))
+    for figure, times in page.evaluate(FRAMES, 10_000).items():
+        yield from _times(f"{FIGURES[figure]}, live control plane", times)
     page.goto("about:blank")
     page.context.browser.close()  # type: ignore[union-attr]
 
