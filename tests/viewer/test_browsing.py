@@ -119,7 +119,7 @@ def test_the_newest_come_first(client: ClusterClient, written: list[str]) -> Non
 
 
 def test_a_time(client: ClusterClient, cluster: LocalCluster) -> None:
-    cluster.create_topic("timed", partitions=2, replication_factor=1, config=KEPT)
+    cluster.create_topic("timed", partitions=2, replication_factor=3, config=KEPT)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     for number in range(60):
         producer.produce("timed", str(number), partition=number % 2, timestamp=BASE_MS + number * 1000)
@@ -159,7 +159,7 @@ def test_a_page_of_large_records_has_the_newest(
     client: ClusterClient, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of a page are bounded; what it shows is still the end of the log, and one record at least."""
-    cluster.create_topic("large", replication_factor=1)
+    cluster.create_topic("large", replication_factor=3)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0, "batch.num.messages": 1})
     for number in range(20):
         producer.produce("large", f"{number} " + "y" * 200_000)

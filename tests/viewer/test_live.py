@@ -134,7 +134,8 @@ def brokers_are_shown(page: Page, cluster: LocalCluster) -> None:
 
     def leaders() -> dict[int, int]:
         topics = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=60).topics.values()
-        return dict(Counter(partition.leader for topic in topics for partition in topic.partitions.values()))
+        found = Counter(partition.leader for topic in topics for partition in topic.partitions.values())
+        return {broker: count for broker, count in found.items() if broker >= 0}
 
     cluster.wait_for(lambda: shown_leaders() == leaders(), what="The leaders of each broker on the page")
 

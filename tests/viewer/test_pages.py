@@ -157,7 +157,7 @@ def test_records_are_browsed(page: Page, server: DashboardServer, cluster: Local
 def test_json_in_lines_has_the_digits_of_the_record(page: Page, server: DashboardServer, cluster: LocalCluster) -> None:
     """A number of JavaScript has 53 bits; a record's identifier may have more."""
     name = cluster.unique_topic_name("numbers")
-    cluster.create_topic(name)
+    cluster.create_topic(name, replication_factor=3)  # other tests kill brokers and expect that no page has a problem
     value = '{"id": 9007199254740993, "price": 1.10, "none": [], "id": {"text": "a, {b}: [c]"}}'
     send(cluster, name, [{"value": value, "partition": 0}])
     with shown(page, f"{server.address}#tab=topics&topic={name}&rec=0-0"):
@@ -400,7 +400,7 @@ def sessions_are_open(page: Page, cluster: LocalCluster) -> None:
         zookeeper.stop()
         zookeeper.close()
     assert len(set(owners)) == 3 and all(owners)
-    cluster.create_topic(cluster.unique_topic_name("restarted"))
+    cluster.create_topic(cluster.unique_topic_name("restarted"), replication_factor=3)
     until(page, "[1, 2, 3].every((id) => window.klammViewer.run.sessions.get(id)?.last.isOpen)")
     page.get_by_role("tab", name="Cluster", exact=True).click()
     expect(page.locator("#cluster .tile", has_text="ZooKeeper").locator("b")).to_have_text("answers")
