@@ -434,17 +434,11 @@ class TransactionCoordinator:
 
 def _note_refused_end(txn: TransactionMetadata, request: end_rules.EndTxn, error: ErrorCode) -> None:
     """INVALID_TXN_STATE is fatal for most clients, and they do not report the state. Each request may cause a line."""
-    if error is not ErrorCode.INVALID_TXN_STATE or not _log.isEnabledFor(logging.DEBUG):
-        return
-    value = txn.value
-    _log.debug(
-        "%s: refused the %s of producer %d with epoch %d: the state is %s, with producer %d and epoch %d",
-        txn.transactional_id,
-        "commit" if request.commit else "abort",
-        *request.producer,
-        value.state.title,
-        *value.identity,
-    )
+    if error is ErrorCode.INVALID_TXN_STATE and _log.isEnabledFor(logging.DEBUG):
+        end, value = "commit" if request.commit else "abort", txn.value
+        facts = (txn.transactional_id, end, *request.producer, value.state.title, *value.identity)
+        text = "%s: refused the %s of producer %d with epoch %d: the state is %s, with producer %d and epoch %d"
+        _log.debug(text, *facts)
 
 
 def _is_ending(txn: TransactionMetadata) -> bool:
