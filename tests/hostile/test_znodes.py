@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
@@ -11,7 +13,8 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.cli.cluster import look
-from klamm.errors import ErrorCode
+from klamm.cli.cluster_problems import zookeeper_of
+from klamm.errors import ErrorCode, KlammError
 from klamm.model import TopicPartition
 from klamm.testing import LocalCluster
 from klamm.zk.model import paths
@@ -39,6 +42,20 @@ def problems(cluster: LocalCluster) -> list[str]:
     status = look([("127.0.0.1", cluster.port(1))], {}, TIMEOUT_S)
     assert status is not None
     return status.problems
+
+
+def test_a_login_goes_to_the_zookeeper_of_the_file_only(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A false broker could report an address of its own, and would receive the password of the brokers."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{unused.getsockname()[1]}"
+        file = tmp_path / "broker.properties"
+        file.write_text(f"zookeeper.connect={hosts}\nklamm.zookeeper.digest=broker:secret\n")
+        status = look([("127.0.0.1", cluster.port(1))], {}, 2.0, zookeeper_of(file))
+    assert status is not None and status.unchecked is not None and f"ZooKeeper at {hosts}" in status.unchecked
+    file.write_text("klamm.zookeeper.digest=broker:secret\n")
+    with pytest.raises(KlammError, match=r"has neither zookeeper\.connect nor klamm\.zookeeper\.embedded\.port"):
+        zookeeper_of(file)
 
 
 def registration(zookeeper: KazooClient) -> int | None:

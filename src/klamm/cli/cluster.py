@@ -27,14 +27,13 @@ from klamm.cli.cluster_partitions import (
     missing_brokers,
     notable_partitions,
 )
-from klamm.cli.cluster_problems import find_problems, zookeeper_of
+from klamm.cli.cluster_problems import ZooKeeper, find_problems, zookeeper_of
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.replica_problems import PROBLEM_METRIC, ReplicaProblem, problem_row, replica_problems
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponse
-    from klamm.zk.client.zk_security import ZkSecurity
 
 app = typer.Typer(help="Inspect a cluster as a whole.", no_args_is_help=True)
 
@@ -169,8 +168,8 @@ def status(
     (*) from the brokers' metrics; `-` for brokers without klamm.metrics.port. Replicas with a damaged log or another
     topic's id are known from metrics too, and are not shown for such brokers.
     """
-    security = None if broker_config is None else zookeeper_of(broker_config)[1]
-    found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout, security)
+    zookeeper = None if broker_config is None else zookeeper_of(broker_config)
+    found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout, zookeeper)
     if found is None:
         fail(unreachable(bootstrap_server))
     if as_json or format_ is Format.JSON:
@@ -187,7 +186,7 @@ def look(
     bootstrap: Iterable[Address],
     metrics: Mapping[int, Address],
     timeout_s: float,
-    zookeeper_security: ZkSecurity | None = None,
+    zookeeper: ZooKeeper | None = None,
 ) -> ClusterStatus | None:
     """Return the status of the cluster; None if no initial broker answers."""
     first = next((answer for address in bootstrap if (answer := ask_metadata(address, timeout_s)) is not None), None)
@@ -219,7 +218,7 @@ def look(
     if whom is not None:
         unwell = [TopicPartition(each.topic, each.partition) for each in result.unwell_partitions]
         result.problems, result.unchecked = find_problems(
-            whom, answering[0].node_id, truth, unwell, timeout_s, zookeeper_security
+            whom, answering[0].node_id, truth, unwell, timeout_s, zookeeper
         )
     return result
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from klamm.cli.output import fail
 from klamm.config.entries import ConfigSource
 from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
@@ -26,6 +27,13 @@ _ZOOKEEPER: Final = "zookeeper.connect"
 Address = tuple[str, int]
 
 
+class ZooKeeper(NamedTuple):
+    """Where ZooKeeper is, and how a client proves itself to it."""
+
+    hosts: str
+    security: ZkSecurity
+
+
 class Problems(NamedTuple):
     """One sentence per problem, with its remedy; and why the znodes were not checked, None if they were."""
 
@@ -39,14 +47,20 @@ def find_problems(
     view: MetadataResponse,
     unwell: Iterable[TopicPartition],
     timeout_s: float,
-    security: ZkSecurity | None,
+    zookeeper: ZooKeeper | None,
 ) -> Problems:
-    """Look for problems in the settings of the broker at `address` and in ZooKeeper."""
+    """Look for problems in the settings of the broker at `address` and in ZooKeeper.
+
+    `zookeeper` is the one to ask, with a login; without it the broker reports the address, which gets no login.
+    """
     configs = _broker_configs(address, broker_id, timeout_s)
     found = _internal_topics(configs, view)
-    hosts = configs.get(_ZOOKEEPER)
+    hosts, security = zookeeper or (configs.get(_ZOOKEEPER), None)
     if not hosts:
-        return Problems(found, f"Znodes were not checked: broker {broker_id} does not report {_ZOOKEEPER}.")
+        reason = (
+            f"broker {broker_id} does not report {_ZOOKEEPER}. `klamm zk check` checks an embedded ZooKeeper's files."
+        )
+        return Problems(found, f"Znodes were not checked: {reason}")
     znodes = _znodes(hosts, [str(topic.name) for topic in view.topics], list(unwell), timeout_s, security)
     return Problems(found, znodes) if isinstance(znodes, str) else Problems(found + znodes, None)
 
@@ -153,13 +167,16 @@ def zookeeper_hosts(address: Address, broker_id: int, timeout_s: float) -> str |
     return _broker_configs(address, broker_id, timeout_s).get(_ZOOKEEPER) or None
 
 
-def zookeeper_of(broker_config: Path) -> tuple[str | None, ZkSecurity]:
-    """Return the ZooKeeper that a broker's file names, None for the embedded one, and the credentials.
+def zookeeper_of(broker_config: Path) -> ZooKeeper:
+    """Return the ZooKeeper that a broker's file names, and the credentials. Raises ConfigError.
 
-    Raises ConfigError.
+    The credentials belong to this ZooKeeper: they are never sent to an address that a broker reports.
     """
     from klamm.config import KafkaConfig
     from klamm.server import zookeeper_security
 
     config = KafkaConfig.from_file(broker_config)
-    return config.zookeeper_connect or None, zookeeper_security.client(config)
+    if not config.zookeeper_connect and not config.klamm_zookeeper_embedded_port:
+        fail(f"{broker_config} has neither {_ZOOKEEPER} nor klamm.zookeeper.embedded.port.")
+    embedded = f"{config.klamm_zookeeper_embedded_host}:{config.klamm_zookeeper_embedded_port}"
+    return ZooKeeper(config.zookeeper_connect or embedded, zookeeper_security.client(config))

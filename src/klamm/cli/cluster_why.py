@@ -46,7 +46,7 @@ def why(
 
 
 def _find(servers: str, topic: str, partition: int, last: int) -> list[Chain]:
-    """Return the chains of the last changes. A partition that exists has at least one: it may not be written yet."""
+    """Return the chains of the last changes. If an existing partition has none, its creation may not be written yet."""
     from klamm.client.patience import CONTROL_LOG_LAG, Deadline
     from klamm.clock import SystemClock
     from klamm.control_log.chains import chains

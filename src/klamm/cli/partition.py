@@ -208,5 +208,8 @@ def confirm_loss(
     from klamm.cli.loss_confirmation import confirm, find_zookeeper
     from klamm.zk.client.zk_security import UNSECURED
 
-    hosts, security = (None, UNSECURED) if broker_config is None else zookeeper_of(broker_config)
-    confirm(hosts or find_zookeeper(bootstrap_server, timeout), topic, partition, timeout, security)
+    if broker_config is not None:
+        hosts, security = zookeeper_of(broker_config)
+    else:
+        hosts, security = find_zookeeper(bootstrap_server, timeout), UNSECURED
+    confirm(hosts, topic, partition, timeout, security)

@@ -255,5 +255,7 @@ def ask_once(
     """
     deadline = Deadline(single_request(timeout_s), SystemClock())
     with connected(address, timeout_s, client_id=client_id, security=security) as connection:
+        if deadline.has_passed:  # A request that is sent now could take effect although its sender reports a failure.
+            raise TimeoutError(f"{address[0]}:{address[1]} accepted the connection too late for a request")
         connection.timeout_ms = deadline.request_ms
         return connection.ask(request, response, version)

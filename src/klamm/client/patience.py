@@ -118,8 +118,8 @@ COMPLETION: Final = Patience(1_500, request_ms=1_500)
 """Names of topics while the user types a command."""
 CONTROL_LOG_READ: Final = Patience(20_000)
 """`klamm cluster why` reads the control log."""
-CONTROL_LOG_LAG: Final = Patience(10_000, backoff_ms=100)
-"""`klamm cluster why` waits for the record of a change: brokers write the control log behind the changes."""
+CONTROL_LOG_LAG: Final = Patience(10_000, backoff_ms=500)
+"""`klamm cluster why` waits for the first record of a partition: brokers write the control log behind the changes."""
 TRACE_TOPIC: Final = Patience(FOREVER, backoff_ms=500)
 """`klamm trace` waits until the topic of the traces exists."""
 
@@ -154,7 +154,7 @@ def planning(call: Patience, retries: int, interval_ms: int) -> Patience:
 
 
 def single_request(timeout_s: float) -> Patience:
-    """Return the patience of a connection and one request over it, which together take at most `timeout_s`."""
+    """Return the patience of a connection and one request over it. The request begins within `timeout_s`."""
     timeout_ms = int(timeout_s * 1000)
     return Patience(timeout_ms, request_ms=timeout_ms)
 

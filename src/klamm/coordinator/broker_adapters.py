@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from klamm.clock import Clock
 from klamm.config import KafkaConfig
@@ -142,12 +142,27 @@ async def _run(job: Iterator[None]) -> None:
         await asyncio.sleep(0)
 
 
-def confirmed_within_ms(config: KafkaConfig) -> int:
-    """How long a broker that was paused cannot have a successor: its last ping is up to a quarter of its session older.
+LONGEST_CONFIRMATION_MS: Final = 12_000
+"""ZooKeeper may grant a shorter session than a broker requests, but hardly one of less than 18 s, Kafka's default."""
 
-    The fetches of followers come much more often, so a leader that runs stays confirmed.
+
+def confirmed_within_ms(config: KafkaConfig) -> int:
+    """Return how long a broker that was paused cannot have a successor (decision 0042).
+
+    Its last ping is up to three tenths of its session older than the pause. The fetches of followers come much more
+    often, so a leader that runs stays confirmed.
     """
-    return config.zookeeper_session_timeout_ms * 3 // 4
+    within_ms = min(config.zookeeper_session_timeout_ms * 3 // 5, LONGEST_CONFIRMATION_MS)
+    # The confirmation of an idle follower is up to two fetches old.
+    if 2 * config.replica_fetch_wait_max_ms > within_ms:
+        _log.warning(
+            "replica.fetch.wait.max.ms=%d is too long for zookeeper.session.timeout.ms=%d: coordinators of idle "
+            "partitions may answer NOT_COORDINATOR. Set it to at most %d.",
+            config.replica_fetch_wait_max_ms,
+            config.zookeeper_session_timeout_ms,
+            within_ms // 2,
+        )
+    return within_ms
 
 
 class ReplicaOffsetsLog:
