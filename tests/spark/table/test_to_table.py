@@ -107,6 +107,21 @@ def test_bad_records_go_to_a_table_of_their_own_with_the_reason(sync: Sync, spar
 
 
 @pytest.mark.long
+def test_few_rows_of_many_partitions_become_few_files(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """500 partitions with five rows each had become 1,000 files."""
+    sync = Sync(spark, cluster, topic("wide", partitions=500, config={"retention.ms": -1}), tmp_path)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+    for number, value in enumerate(orders(0, 2_500)):
+        producer.produce(sync.topic, value, partition=number % 500)
+    assert producer.flush(120) == 0
+    sync.run()
+    assert ids(sync.path) == list(range(2_500))
+    assert len(table_files(sync.path)) <= 2 * spark.sparkContext.defaultParallelism
+
+
+@pytest.mark.long
 def test_dates_added_columns_compaction_and_vacuum(sync: Sync, spark: SparkSession) -> None:
     for day in range(4):
         produce(sync.cluster, sync.topic, orders(day * 10, day * 10 + 10), NEW_YEAR_MS + (day % 2) * DAY_MS)
