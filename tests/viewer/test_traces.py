@@ -63,7 +63,9 @@ def test_phases_are_stacked_in_the_order_of_a_request(page: Page, cluster: Local
                 const made = { api: "Produce", rate: 1, error_rate: 0, total_ms: 12, phases_ms: times };
                 const element = document.createElement("div");
                 showRequests(element, { activity: {}, requests: [made] });
-                const names = (place) => [...element.querySelectorAll(`${place} .phase`)].map((it) => it.classList[1]);
+                // The first of each: below the row of the API may be the waterfalls of traced requests.
+                const phases_of = (place) => element.querySelector(place).querySelectorAll(".phase");
+                const names = (place) => [...phases_of(place)].map((it) => it.classList[1]);
                 return [names(".legend"), names(".phases")];
             }""",
             order,
