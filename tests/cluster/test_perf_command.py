@@ -67,6 +67,12 @@ def test_a_run_ends_after_its_time_and_keeps_its_rate(cluster: LocalCluster) -> 
     assert text.startswith("5 records acknowledged") and "p99.9" in text and "\x1b" not in text
 
 
+def test_an_acknowledgement_does_not_wait_for_the_next_record(cluster: LocalCluster) -> None:
+    """The callback of a record runs when the next one is sent, seconds after the acknowledgement."""
+    found = report(cluster, "latency", "perf-b", "--records", "2", "--rate", "0.25")
+    assert found["acknowledgement_ms"]["max"] < 4_000
+
+
 def test_latency_ignores_other_records(cluster: LocalCluster) -> None:
     found = report(cluster, "latency", "perf-b", "--records", "20", "--rate", "200")
     assert (found["records"], found["failed"]) == (20, 0)

@@ -226,3 +226,24 @@ def test_silence_is_not_a_refusal() -> None:
     with pytest.raises(ConnectionRefusedError):
         examine(("127.0.0.1", port.number), ClientSecurity(), TIMEOUT_S)
     port.close()
+
+
+def test_an_address_that_ends_every_connection_is_not_a_refusal() -> None:
+    """A relay whose broker is dead: it looked like a listener with TLS that requires a certificate."""
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def end_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    relay.accept()[0].close()
+
+        thread = threading.Thread(target=end_all)
+        thread.start()
+        try:
+            address = relay.getsockname()
+            assert listener_at(address, TIMEOUT_S) is None
+            with pytest.raises(OSError):
+                examine(address, ClientSecurity(), TIMEOUT_S)
+        finally:
+            relay.shutdown(socket.SHUT_RDWR)
+            thread.join()

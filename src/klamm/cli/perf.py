@@ -41,6 +41,8 @@ ACKNOWLEDGE_S: Final = 30.0
 ARRIVE_S: Final = 10.0
 """How long `latency` waits for its last records."""
 _POLL_S: Final = 0.1
+_SLICE_S: Final = 0.0002
+"""Of waiting for a record while an acknowledgement may arrive: its time is known this exactly."""
 _PAYLOAD_BYTES: Final = 1 << 20
 _STAMP: Final = struct.Struct(">16sQ")
 """The run and the number of a record: other writers of the topic do not disturb."""
@@ -92,6 +94,7 @@ class _Sending:
         self._report = report
         self._latencies = latencies
         self.sent = 0
+        self.unacknowledged = 0
         self.last_s = time.perf_counter()
 
     def send(self, value: bytes, since_s: float) -> None:
@@ -107,6 +110,11 @@ class _Sending:
             except BufferError:
                 self._producer.poll(_POLL_S)
         self.sent += 1
+        self.unacknowledged += 1
+        self.poll()
+
+    def poll(self) -> None:
+        """Take note of the acknowledgements that have arrived."""
         self._producer.poll(0)
 
     def finish(self) -> None:
@@ -119,6 +127,7 @@ class _Sending:
 
     def _on_delivery(self, error: Any, size_bytes: int, since_s: float) -> None:
         report = self._report
+        self.unacknowledged -= 1
         if error is not None:
             report.problem = report.problem or explain(error)
             return
@@ -268,15 +277,16 @@ def latency(
             while not bounds.are_reached(sending.sent):
                 due_s = bounds.began_s + sending.sent / rate
                 while (wait_s := due_s - time.perf_counter()) > 0:
-                    receive(wait_s)
+                    receive(min(wait_s, _SLICE_S) if sending.unacknowledged else wait_s)
+                    sending.poll()
                 due[sending.sent] = due_s
                 sending.send(_STAMP.pack(run, sending.sent) + padding, due_s)
                 if line.is_due:
                     line.show(bounds.fraction(sending.sent), _rate_text(report.records, bounds))
             until_s = time.perf_counter() + ARRIVE_S
             while due and time.perf_counter() < until_s:
-                producer.poll(0)
-                receive(_POLL_S)
+                receive(_SLICE_S if sending.unacknowledged else _POLL_S)
+                sending.poll()
             sending.finish()
         except KeyboardInterrupt:
             sending.abandon()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from klamm.client.blocking_connection import BROKER_CLOSED, Address, BlockingConnection, NotKafkaError
@@ -11,13 +14,15 @@ from klamm.model import SecurityProtocol
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from klamm.security.client_security import PLAINTEXT, ClientSecurity
-from klamm.security.tls.contexts import TlsSettings
+from klamm.security.tls.contexts import TlsSettings, client_context
 
 _CLIENT_ID: Final = "klamm-diagnosis"
 _UNVERIFIED: Final = ClientSecurity(SecurityProtocol.SSL, TlsSettings(checks_certificate=False))
 """Only asks which security the listener has: nothing that matters is sent or believed."""
 _AFTER_HANDSHAKE: Final = ("CERTIFICATE_REQUIRED", "UNEXPECTED_EOF", BROKER_CLOSED)
 """How a connection without the required certificate ends. Not every broker sends TLS's own reason before it closes."""
+_FIRST_OF_TLS: Final = (b"\x15", b"\x16")
+"""The first byte of a record of TLS: an alert, or a message of the handshake."""
 _ADVICE: Final = (
     ("invalid credentials", "Check the user and the password {where}"),
     ("Invalid username or password", "Check the user and the password {where}"),
@@ -100,9 +105,24 @@ def listener_at(address: Address, timeout_s: float) -> Listener | None:
         try:
             return _listener(address, security, timeout_s)
         except OSError as error:
-            if security.tls is not None and any(sign in str(error) for sign in _AFTER_HANDSHAKE):
+            is_ended = security.tls is not None and any(sign in str(error) for sign in _AFTER_HANDSHAKE)
+            if is_ended and _speaks_tls(address, timeout_s):
                 return Listener(SecurityProtocol.SSL, needs_certificate=True)
     return None
+
+
+def _speaks_tls(address: Address, timeout_s: float) -> bool:
+    """Return whether the address answers the first message of TLS. One that closes every connection does not."""
+    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+    assert _UNVERIFIED.tls is not None
+    with suppress(ssl.SSLWantReadError):
+        client_context(_UNVERIFIED.tls).wrap_bio(received, to_send).do_handshake()
+    try:
+        with socket.create_connection(address, timeout_s) as connection:
+            connection.sendall(to_send.read())
+            return connection.recv(1) in _FIRST_OF_TLS
+    except OSError:
+        return False
 
 
 def _listener(address: Address, security: ClientSecurity, timeout_s: float) -> Listener:
