@@ -93,7 +93,7 @@ class ScramServer:
     """RFC 5802, with the keys of the library scramp. The broker never learns the password.
 
     With `decoys`, a name that no user has is challenged like any other, and refused when its proof arrives: otherwise
-    the first answer tells which names exist.
+    the first answer shows which names exist.
     """
 
     __slots__ = (
