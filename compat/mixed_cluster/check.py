@@ -1,6 +1,7 @@
 """klamm and Apache Kafka in one cluster: `before` with a controller of klamm, `after` with one of Kafka.
 
 Brokers of either kind are killed and stopped under load, and one is run by the other program on the same directory.
+`lost_tails` has brokers that lose power and the end of a log.
 The long form runs at the inter-broker protocols 3.9 and 2.4, the quick form at 3.9.
 """
 
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from compat.mixed_cluster import quotas
+from compat.mixed_cluster import lost_tails, quotas
 from compat.mixed_cluster.cluster import Kind, MixedCluster
 from compat.mixed_cluster.load import CLIENT, Load
 from compat.mixed_cluster.state import differences, partitions_of, unequal_logs
@@ -168,5 +169,7 @@ def run(controller: Kind, protocol: str) -> None:
 
 
 if __name__ == "__main__":
+    first: Kind = "klamm" if sys.argv[1] == "before" else "kafka"
     for each in PROTOCOLS[:1] if os.environ.get("KLAMM_QUICK") else PROTOCOLS:
-        run("klamm" if sys.argv[1] == "before" else "kafka", each)
+        run(first, each)
+    lost_tails.run(first)

@@ -11,11 +11,10 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from klamm.controller.suspects import LogEnd
+from klamm.controller.suspects import NOTHING_TO_COMPARE, LogEnd
 from klamm.lazy_dataclass import lazy_dataclass
-from klamm.model import INITIAL_LEADER_EPOCH, NO_EPOCH, NO_LEADER, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
+from klamm.model import INITIAL_LEADER_EPOCH, NO_LEADER, LeaderAndIsr, LeaderRecoveryState, ReplicaAssignment
 
-_UNKNOWN: Final = LogEnd(NO_EPOCH, -1)
 INITIAL: Final = "initial"
 """The control log's name for the first choice of a leader, which follows no strategy."""
 
@@ -90,7 +89,7 @@ def elect_longest_log(
     records of newer epochs and are not compared.
     """
     recipients = tuple([r for r in assignment.replicas if r in online])
-    members = [r for r in recipients if r in state.isr and log_ends.get(r, _UNKNOWN) is not None]
+    members = [r for r in recipients if r in state.isr and log_ends.get(r, NOTHING_TO_COMPARE) is not None]
     if not members:
         return None
     compared = members if state.leader_recovery_state is LeaderRecoveryState.RECOVERING else recipients

@@ -3,6 +3,10 @@
 It uses OffsetForLeaderEpoch of a debugging consumer: a klamm broker answers it from its disk, in any role. It is an
 ordinary data request: a starting broker answers it after the controller's first UpdateMetadata, so it must not wait in
 the queue of control requests.
+
+A Kafka broker answers only as a leader, and does not learn the epoch of a partition without a leader: it would refuse
+the question with UNKNOWN_LEADER_EPOCH for ever, as a klamm broker does until it has the epoch. A question without an
+epoch tells them apart: klamm answers it or refuses it likewise, Kafka refuses a follower with another error.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.patience import LOG_END_QUERY
 from klamm.controller.config import ControllerConfig
 from klamm.controller.events import ControllerEvent, LogEndsReceived
-from klamm.controller.suspects import LogEnd
+from klamm.controller.suspects import NOTHING_TO_COMPARE, LogEnd
 from klamm.errors import ErrorCode, ProtocolError
-from klamm.model import BrokerEndPoints, TopicPartition
+from klamm.model import NO_EPOCH, BrokerEndPoints, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
     DEBUGGING_CONSUMER,
     LATEST_EPOCH,
+    EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
@@ -34,6 +39,8 @@ log = logging.getLogger(__name__)
 VERSION: Final = 4
 MAX_PARTITIONS: Final = 2_000
 """Partitions per request, so that the broker serves others between two of them."""
+_OF_KAFKA: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+"""How Kafka refuses a follower, and a partition of which it has not heard yet."""
 
 
 async def ask_log_ends(
@@ -78,9 +85,20 @@ async def _ask(
         security=config.outgoing.of(config.inter_broker_listener),
     )
     try:
-        response = await connection.send(build_request(partitions), VERSION)
+        ends = await _answers(connection, partitions)
+        without_epoch = {tp: NO_EPOCH for tp in partitions if tp not in ends}
+        if without_epoch:
+            answers = await _answers(connection, without_epoch)
+            ends |= {tp: end for tp, end in answers.items() if end == NOTHING_TO_COMPARE}
     finally:
         connection.close()
+    return ends
+
+
+async def _answers(
+    connection: BrokerConnection, partitions: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, LogEnd | None]:
+    response = await connection.send(build_request(partitions), VERSION)
     assert isinstance(response, OffsetForLeaderEpochResponse)
     return read_response(response)
 
@@ -99,13 +117,18 @@ def build_request(partitions: Mapping[TopicPartition, int]) -> OffsetForLeaderEp
 def read_response(response: OffsetForLeaderEpochResponse) -> dict[TopicPartition, LogEnd | None]:
     """Leave out partitions whose leader epoch the broker does not know yet.
 
-    None: the broker does not know, because of a failed log directory, or it runs Kafka, where only leaders answer.
+    None: the broker cannot use the log, because its directory has failed.
     """
     ends: dict[TopicPartition, LogEnd | None] = {}
     for topic in response.topics:
         for found in topic.partitions:
             if found.error_code != ErrorCode.UNKNOWN_LEADER_EPOCH:
-                is_known = found.error_code == ErrorCode.NONE and found.end_offset >= 0
-                end = LogEnd(found.leader_epoch, found.end_offset) if is_known else None
-                ends[TopicPartition(topic.topic, found.partition)] = end
+                ends[TopicPartition(topic.topic, found.partition)] = _log_end(found)
     return ends
+
+
+def _log_end(found: EpochEndOffset) -> LogEnd | None:
+    if found.error_code == ErrorCode.NONE and found.end_offset >= 0:
+        return LogEnd(found.leader_epoch, found.end_offset)
+    is_kafka = found.error_code == ErrorCode.NONE or found.error_code in _OF_KAFKA
+    return NOTHING_TO_COMPARE if is_kafka else None

@@ -21,12 +21,11 @@ from klamm.controller.election import ElectionStrategy
 from klamm.controller.events import LogEndsReceived, UncleanReplicaWaitOver
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import PartitionState
-from klamm.controller.suspects import LogEnd
-from klamm.model import NO_EPOCH, TopicPartition
+from klamm.controller.suspects import NOTHING_TO_COMPARE
+from klamm.model import TopicPartition
 
 TIMER_MARGIN_MS: Final = 10
 """A timer may fire a little early."""
-_NOT_ANSWERED: Final = LogEnd(NO_EPOCH, -1)
 
 
 def on_unclean_shutdown(ctx: ControllerContext, broker: int) -> Steps[None]:
@@ -109,7 +108,7 @@ def _able(ctx: ControllerContext, tp: TopicPartition) -> list[int]:
 
 
 def _is_able(ctx: ControllerContext, tp: TopicPartition, replica: int) -> bool:
-    has_answered_none = ctx.suspects.held[tp].log_ends.get(replica, _NOT_ANSWERED) is None
+    has_answered_none = ctx.suspects.held[tp].log_ends.get(replica, NOTHING_TO_COMPARE) is None
     return not has_answered_none and ctx.brokers.is_replica_online(replica, tp)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from klamm.model import LeaderAndIsr, TopicPartition
+from klamm.model import NO_EPOCH, LeaderAndIsr, TopicPartition
 
 _NONE: Final[frozenset[int]] = frozenset()
 
@@ -23,13 +23,17 @@ class LogEnd(NamedTuple):
     offset: int
 
 
+NOTHING_TO_COMPARE: Final = LogEnd(NO_EPOCH, -1)
+"""Of a replica that has not answered yet, or whose broker runs Kafka and never does: less than every log."""
+
+
 @dataclass(slots=True)
 class Hold:
     """A partition without a leader: all live members of its ISR are suspected. `deadline_s` is monotonic time."""
 
     deadline_s: float
     log_ends: dict[int, LogEnd | None] = field(default_factory=dict)
-    """By broker; None if it answered that its log end is unknown."""
+    """By broker; None if it answered that it cannot use its log."""
     asked: set[int] = field(default_factory=set)
 
 

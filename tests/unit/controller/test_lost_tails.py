@@ -15,7 +15,7 @@ from klamm.controller.events import (
 from klamm.controller.log_end_query import build_request, read_response
 from klamm.controller.replies import AlterPartitionResults
 from klamm.controller.requests import RequestHead
-from klamm.controller.suspects import LogEnd
+from klamm.controller.suspects import NOTHING_TO_COMPARE, LogEnd
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
@@ -123,6 +123,17 @@ def test_a_former_member_with_a_failed_directory_is_waited_for() -> None:
     core.drain()
     assert state(core) == (-1, (1,))
     core.run("wait-is-over")
+    assert state(core) == (1, (1,))
+
+
+def test_a_kafka_broker_that_was_a_member_is_not_waited_for_when_it_is_back() -> None:
+    """It never answers. Broker 1 may have lost its tail, and leads by Kafka's rule."""
+    core = Core("brokers 1 2", "controller 0", "create T 2,1", "leaders-answer", "dies 2", "dies 1")
+    for command in ("starts-unclean 1", "log-ends 1 T-0=0,5"):
+        core.run(command)
+    assert state(core) == (-1, (1,))
+    for command in ("starts 2", "log-ends 2 T-0=-1,-1"):
+        core.run(command)
     assert state(core) == (1, (1,))
 
 
@@ -253,4 +264,8 @@ def test_log_ends_on_the_wire() -> None:
         EpochEndOffset(error_code=ErrorCode.NONE, partition=3, leader_epoch=-1, end_offset=-1),
     ]
     response = OffsetForLeaderEpochResponse(topics=[OffsetForLeaderTopicResult(topic="T", partitions=answers)])
-    assert read_response(response) == {TP: LogEnd(6, 40), TopicPartition("T", 2): None, TopicPartition("T", 3): None}
+    assert read_response(response) == {
+        TP: LogEnd(6, 40),
+        TopicPartition("T", 2): None,
+        TopicPartition("T", 3): NOTHING_TO_COMPARE,  # a leader of Kafka
+    }
