@@ -290,11 +290,16 @@ class LogSegment:
         return None
 
     def find_max_timestamp(self) -> FileTimestampOffset | None:
-        """Return the first record that has the newest timestamp of the segment."""
+        """Return the first record that has the newest timestamp of the segment.
+
+        Records before 1970 count as records without a timestamp, which is -1: as in Kafka, none of them is found.
+        """
         newest = self.max_timestamp_so_far()
         for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
             if batch.max_timestamp == newest.timestamp:
                 found = _first_at_least(batch, newest.timestamp, batch.base_offset)
+                if found is None and newest.timestamp == NO_TIMESTAMP:
+                    return None
                 offset = found.offset if found is not None else batch.last_offset
                 return FileTimestampOffset(newest.timestamp, offset, batch.partition_leader_epoch)
         return None

@@ -221,8 +221,10 @@ def check_replicated(records: memoryview | bytes | bytearray, end_offset: int) -
 
 
 def has_plausible_times(batch: RecordBatch, now_ms: int) -> bool:
-    newest = batch.max_timestamp
-    return batch.base_timestamp <= newest <= now_ms + MAX_CLOCK_SKEW_MS and newest >= NO_TIMESTAMP
+    oldest, newest = batch.base_timestamp, batch.max_timestamp
+    if oldest < 0:
+        return oldest == newest == NO_TIMESTAMP
+    return oldest <= newest <= now_ms + MAX_CLOCK_SKEW_MS
 
 
 def prepare(

@@ -43,6 +43,8 @@ CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 """The base timestamp is the time after which tombstones and markers of this batch may be deleted (set by the cleaner).
 """
+_KEPT_BITS: Final = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
+"""As in Kafka, a header that is written again loses the reserved bits; a header that stays keeps them."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 _INT64_MIN: Final = -(1 << 63)
@@ -407,7 +409,7 @@ def _with_checksum(header: bytes, packed: bytes) -> bytes:
 def with_max_timestamp(batch: RecordBatch, timestamp_type: TimestampType, max_timestamp: int) -> bytearray:
     """Return a copy of the batch with this timestamp type and maximum timestamp, and the matching checksum."""
     out = bytearray(batch.view)
-    attributes = batch.attributes & ~TIMESTAMP_TYPE_BIT
+    attributes = batch.attributes & _KEPT_BITS
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         attributes |= TIMESTAMP_TYPE_BIT
     _CRC_AND_ATTRIBUTES.pack_into(out, CRC_POSITION, 0, attributes)
@@ -428,7 +430,7 @@ def with_body(
     """Return a copy of the batch with the decompressed `body` compressed by another codec; the records stay."""
     out = bytearray(batch.view[:RECORD_BATCH_OVERHEAD])
     out += compress(codec, body, level)
-    attributes = batch.attributes & ~(TIMESTAMP_TYPE_BIT | COMPRESSION_MASK) | codec
+    attributes = batch.attributes & _KEPT_BITS & ~COMPRESSION_MASK | codec
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         attributes |= TIMESTAMP_TYPE_BIT
     _CRC_AND_ATTRIBUTES.pack_into(out, CRC_POSITION, 0, attributes)

@@ -163,15 +163,18 @@ def test_times_that_cannot_be_true_are_taken_from_the_records(codec: int, said: 
     [(-5, -1), (-2, -1), (-(1 << 63), -1), (-1, -1), (0, 0), ((1 << 63) - 1, (1 << 63) - 1)],
 )
 def test_times_at_the_edges_are_stored_as_by_kafka(codec: int, timestamp: int, stored_max: int) -> None:
-    """Apache Kafka 3.9.2 accepts all of them; records before 1970 have no newest timestamp."""
+    """Apache Kafka 3.9.2 accepts all of them; a search for the newest timestamp finds no record before 1970."""
     log = Bench().open()
     append(log, build_batch([Record(timestamp=timestamp, value=b"x")], compression=codec))
     [stored] = read_batches(log)
     assert (stored.base_timestamp, stored.max_timestamp) == (timestamp, stored_max)
     assert stored.is_valid()
     found = log.max_timestamp_offset()
-    assert not isinstance(found, ErrorCode) and found is not None
-    assert (found.timestamp, found.offset) == (stored_max, 0)
+    if timestamp < -1:
+        assert found is None
+    else:
+        assert not isinstance(found, ErrorCode) and found is not None
+        assert (found.timestamp, found.offset) == (stored_max, 0)
 
 
 @pytest.mark.parametrize("bit", [6, *range(7, 16)])
@@ -182,6 +185,32 @@ def test_reserved_attributes_are_stored_as_by_kafka(bit: int) -> None:
     append(log, raw_batch(small_records(3), 3, attributes=attributes))
     [stored] = read_batches(log)
     assert (stored.attributes, stored.is_valid()) == (attributes, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "attributes"),
+    [
+        (LogConfig(message_timestamp_type=TimestampType.LOG_APPEND_TIME), record_batch.TIMESTAMP_TYPE_BIT),
+        (LogConfig(compression_type="zstd"), CompressionType.ZSTD),
+    ],
+)
+def test_a_header_that_is_written_again_loses_reserved_attributes(config: LogConfig, attributes: int) -> None:
+    """As in Apache Kafka 3.9.2."""
+    log = Bench(config).open()
+    append(log, raw_batch(small_records(3), 3, attributes=-1 << 7))
+    [stored] = read_batches(log)
+    assert (stored.attributes, stored.is_valid()) == (attributes, True)
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+@pytest.mark.parametrize(("base", "newest"), [(-5, -1), (-1, -1)])
+def test_a_first_time_before_1970_is_not_believed(codec: int, base: int, newest: int) -> None:
+    """The header reports the present as the newest time, the records do not. Apache Kafka 3.9.2 stores the same."""
+    body = compress(CompressionType(codec), record_batch.encode_record(Record(value=b"x"), 0, 0))
+    log = Bench().open()
+    append(log, raw_batch(body, 1, codec=codec, base_timestamp=base, max_timestamp=NOW))
+    [stored] = read_batches(log)
+    assert (stored.base_timestamp, stored.max_timestamp, stored.is_valid()) == (base, newest, True)
 
 
 def test_records_of_the_future_keep_their_times() -> None:
