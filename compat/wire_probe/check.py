@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from compat.mixed_cluster.cluster import Kind, MixedCluster
-from compat.wire_probe import transactions
+from compat.wire_probe import configs, stored, transactions
 from compat.wire_probe.requests import BATCH, rows
 from compat.wire_probe.transactions import Case, Preparation
 
@@ -20,6 +20,7 @@ from klamm.client.blocking_connection import ask_once
 from klamm.errors import KlammError, ProtocolError
 from klamm.local.ports import LOOPBACK
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from klamm.protocol.messages.describe_configs import DescribeConfigsRequest
 from klamm.protocol.messages.produce import ProduceRequest
 from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message, encode_bytes
@@ -32,7 +33,10 @@ SETTINGS: Final = {
     "transaction.state.log.replication.factor": 1,
     "transaction.state.log.min.isr": 1,
     "auto.create.topics.enable": "false",
+    "log.retention.hours": 100,
 }
+STORED: Final = "stored batches"
+SHOWN: Final = "shown settings"
 Codes = list[tuple[str, int]] | str
 
 
@@ -49,6 +53,9 @@ class Peer:
         self._cluster.admin.create_topic("ta", 2, 1, {})
         self._cluster.admin.create_topic("tc", 1, 1, {"cleanup.policy": "compact"})
         self._cluster.admin.create_topic("td", 1, 1, {})
+        for name, kind in stored.TOPICS.items():
+            configs = {"message.timestamp.type": kind, "retention.ms": -1}
+            self._cluster.admin.create_topic(name, len(stored.odd_batches()), 1, configs)
         record = {"name": "ta", "partition_data": [{"index": 0, "records": BATCH}]}
         first = {"acks": -1, "timeout_ms": 9000, "transactional_id": None, "topic_data": [record]}
         self._cluster.wait(lambda: self._has_worked("Produce", first), "the first record was not accepted")
@@ -119,8 +126,8 @@ def _ask_case(peer: Peer, preparation: Preparation, case: Case, api: Api[Any, An
     return found if isinstance(found, str) else [("", code) for _, code in found]
 
 
-def run() -> int:
-    """Prints a line per API, and one per request with another answer."""
+def run(show_known: bool = False) -> int:
+    """Prints a line per API, and one per request with another answer; with `show_known` also those of the list."""
     with ThreadPoolExecutor(2) as pool, Peer("klamm") as klamm, Peer("kafka") as kafka:
         ours, theirs = klamm.versions(), kafka.versions()
         count: dict[str, int] = {}
@@ -147,11 +154,19 @@ def run() -> int:
                 count[case.api] = count.get(case.api, 0) + 1
                 if one != two:
                     wrong.setdefault(case.api, []).append(f"v{version} {case.what}: klamm {one}, kafka {two}")
+        both = [
+            version for version in ours[DescribeConfigsRequest.KEY] if version in theirs[DescribeConfigsRequest.KEY]
+        ]
+        count[SHOWN] = len(configs.RESOURCES) * len(both)
+        wrong[SHOWN] = list(configs.differences(klamm.address, kafka.address, both))
+        batches = stored.odd_batches()
+        count[STORED] = len(stored.TOPICS) * len(batches)
+        wrong[STORED] = stored.differences(klamm.address, kafka.address, batches)
     known = Known()
     for name in count:
         lines = [line for line in wrong.get(name, []) if not known.has(name, line)]
         print(f"not ok {name}: {len(lines)} of {count[name]} requests differ" if lines else f"ok {name}", flush=True)
-        for line in lines:
+        for line in wrong.get(name, []) if show_known else lines:
             print(f"  {name} {line}", flush=True)
     for line in known.unneeded():  # some depend on how far a deletion or a start has come
         print(f"no difference this time: {line}", flush=True)
@@ -160,4 +175,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(run(show_known="--all" in sys.argv[1:]))

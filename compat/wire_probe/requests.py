@@ -206,6 +206,8 @@ def _topics() -> Iterator[ROW]:
         yield "CreateTopics", f"{key}={value}", base | {"topics": [topic]}
     twice = {"name": "twice", "num_partitions": 1, "replication_factor": 1}
     yield "CreateTopics", "one topic twice", base | {"topics": [twice, twice]}
+    names = {"topic_names": ["nowhere"] * 2, "topics": [{"name": "nowhere"}] * 2}
+    yield "DeleteTopics", "one topic twice", {"timeout_ms": 1000, **names}
     yield "CreateTopics", "no topics", base
 
 
