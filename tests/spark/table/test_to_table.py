@@ -106,6 +106,27 @@ def test_bad_records_go_to_a_table_of_their_own_with_the_reason(sync: Sync, spar
     ]
 
 
+def test_rows_that_break_the_schema_are_bad_records(sync: Sync, spark: SparkSession) -> None:
+    """A missing or null `not null` field, a name that differs in case only, and a number beyond its type."""
+    values = [
+        b'{"id": 1, "amount": 1.5}',
+        b'{"amount": 2}',
+        b'{"id": null}',
+        b'{"ID": 3}',
+        b'{"id": 4, "amount": 1e39}',
+    ]
+    produce(sync.cluster, sync.topic, values)
+    sync.run("id long NOT NULL, amount float", bad_records=sync.path.parent / "wrong")
+    assert ids(sync.path) == [1]
+    bad = ks.table(spark, sync.path.parent / "wrong").collect()
+    assert {bytes(row._raw): row._error for row in bad} == {
+        values[1]: "field 'id': it is missing, and must not be null",
+        values[2]: "field 'id': it is null, and must not be null",
+        values[3]: "field 'id': it is missing, and must not be null",
+        values[4]: "field 'amount': expected float, not 1e39",
+    }
+
+
 @pytest.mark.long
 def test_few_rows_of_many_partitions_become_few_files(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from klamm.spark.pipeline.pipeline_model import Trigger
 from klamm.spark.pipeline.run import RunOptions
 from klamm.spark.pipeline.run import run as run_pipeline
 from klamm.spark.pipeline.state import RunFile, runs
+from klamm.spark.query.progress_sinks import PrometheusEndpoint
 
 PIPELINE = "name: p\ncheckpoint: {base}/ck\nsources: {{t: {{format: raw}}}}\nsinks: {{s: {{from: t, topic: out}}}}\n"
 
@@ -62,6 +64,32 @@ def test_a_pipeline_that_starts_is_listed_as_such_and_leaves_the_list_when_it_is
     reset(file, [], yes=True)
     status()
     assert capsys.readouterr().out.splitlines()[:1] == ["Reset s."] and not list(runs())
+
+
+def test_metrics_name_the_sinks_before_spark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    file = tmp_path / "p.yaml"
+    file.write_text(PIPELINE.format(base=tmp_path))
+    endpoint = PrometheusEndpoint()
+    shown: list[str] = []
+
+    def read() -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=60) as answer:
+            shown.append(answer.read().decode())
+
+    def session(master: str, app_name: str, conf: Mapping[str, str]) -> Any:
+        read()
+        raise KlammError("Spark did not start.")
+
+    try:
+        with pytest.raises(KlammError, match="did not start"):
+            run_pipeline(load(file), RunOptions("127.0.0.1:1", Trigger(), session=session, progress=[endpoint]))
+        read()
+    finally:
+        endpoint.close()
+    for text, state in zip(shown, ("starting", "failed"), strict=True):
+        assert 'klamm_spark_query_up{query="p.s"} 0' in text
+        assert f'klamm_spark_query_state{{query="p.s",state="{state}"}} 1' in text
 
 
 def test_status_says_that_a_checkpoint_is_gone(
