@@ -45,7 +45,7 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest) -> S
         tp = TopicPartition(topic.name, asked.partition_index)
         error = broker.replicas.partition_or_error(tp)
         if isinstance(error, ErrorCode):
-            is_internal = tp.topic in INTERNAL_TOPICS
+            is_internal = tp.topic in INTERNAL_TOPICS and error is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             results[tp] = DeletedRecordsResult(ErrorCode.INVALID_TOPIC_EXCEPTION if is_internal else error)
         else:
             offsets[tp] = asked.offset

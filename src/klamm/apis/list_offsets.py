@@ -44,8 +44,8 @@ _LOG_END: Final = Isolation.LOG_END
 _HIGH_WATERMARK: Final = Isolation.HIGH_WATERMARK
 _TXN_COMMITTED: Final = Isolation.TXN_COMMITTED
 _TIMESTAMP_SINCE: Final = {
-    LATEST_TIMESTAMP: 1,
-    EARLIEST_TIMESTAMP: 1,
+    LATEST_TIMESTAMP: 0,
+    EARLIEST_TIMESTAMP: 0,
     MAX_TIMESTAMP: 7,
     EARLIEST_LOCAL_TIMESTAMP: 8,
     LATEST_TIERED_TIMESTAMP: 9,
@@ -115,10 +115,10 @@ def _partition(
     tp = TopicPartition(topic.name, asked.partition_index)
     if tp in asked_twice:
         return _failed(asked, ErrorCode.INVALID_REQUEST)
-    if ctx.api_version == 0:
-        return _old_style(broker, req, tp, asked)
     if asked.timestamp < 0 and ctx.api_version < _TIMESTAMP_SINCE.get(asked.timestamp, 1 << 15):
         return _failed(asked, ErrorCode.UNSUPPORTED_VERSION)
+    if ctx.api_version == 0:
+        return _old_style(broker, req, tp, asked)
     partition = broker.replicas.partition_or_error(tp)
     if isinstance(partition, ErrorCode):
         return _failed(asked, partition)

@@ -104,7 +104,8 @@ class TestListOffsets:
         assert (tiered.error_code, tiered.offset, tiered.leader_epoch) == (0, -1, -1)
 
     @pytest.mark.parametrize(
-        ("timestamp", "version"), [(MAX_TIMESTAMP, 6), (EARLIEST_LOCAL, 7), (LATEST_TIERED, 8), (-6, 9)]
+        ("timestamp", "version"),
+        [(MAX_TIMESTAMP, 0), (-6, 0), (MAX_TIMESTAMP, 6), (EARLIEST_LOCAL, 7), (LATEST_TIERED, 8), (-6, 9)],
     )
     def test_timestamps_that_the_version_does_not_have(self, one: OneBroker, timestamp: int, version: int) -> None:
         self.fill(one)
@@ -239,6 +240,7 @@ class TestDeleteRecords:
             ("u", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             ("c", 0, ErrorCode.POLICY_VIOLATION),
             ("__consumer_offsets", 0, ErrorCode.INVALID_TOPIC_EXCEPTION),
+            ("__transaction_state", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ):
             result = one.ask(delete_records.API, self.request(offset, topic=topic), 2).topics[0].partitions[0]
             assert (result.error_code, result.low_watermark) == (error, -1)
