@@ -23,9 +23,10 @@ settings.load_profile("klamm")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_environment() -> None:
+def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests must not find a cluster that a person works with."""
     os.environ.pop("KLAMM_BOOTSTRAP_SERVERS", None)
+    os.environ["KLAMM_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
     # A run in the background of a shell ignores SIGINT, and so would every process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

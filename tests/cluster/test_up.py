@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from klamm.cli.client import BootstrapServer, admin_client
 from klamm.local.ports import ReservedPort
 from tests.support.raw_client import RawClient, eventually
 
@@ -59,6 +62,20 @@ def servers(process: subprocess.Popen[str]) -> list[int]:
     return [int(address.rpartition(":")[2]) for address in line.strip().split(",")]
 
 
+def reached_by_default(server: str) -> str:
+    """Return the servers of a command whose default is the address of one broker, as localhost:9092 is for `klamm`."""
+    app = typer.Typer()
+
+    @app.command()
+    def reach(bootstrap_server: BootstrapServer = server) -> None:
+        admin_client(bootstrap_server)
+        print(bootstrap_server)
+
+    done = CliRunner().invoke(app)
+    assert done.exit_code == 0, done.exception
+    return done.output.strip()
+
+
 def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
     with klamm_up("-n", "2", "-d", str(tmp_path)) as process:
         ports = servers(process)
@@ -71,6 +88,8 @@ def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
                 reported = f"Warning: Broker 1 has exited; see {log}. Still running: 2. To start it again: "
                 assert say_next(process) == f"{reported}klamm broker --config {tmp_path / 'broker-1.properties'}\n"
                 assert RawClient(ports[1]).metadata().brokers
+                expected = ",".join(f"127.0.0.1:{port}" for port in ports)
+                assert reached_by_default(f"localhost:{ports[0]}") == expected
         assert process.wait(WAIT_S) == 1
         assert process.stderr is not None
         reported = f"Broker 2 has exited; see {log}. No broker of this cluster is running."

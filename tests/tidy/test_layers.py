@@ -5,7 +5,19 @@ from __future__ import annotations
 from tests.support.source_tree import modules
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"lazy_dataclass", "model", "errors", "clock", "config", "metrics", "control_log", "request_log"}),
+    frozenset(
+        {
+            "lazy_dataclass",
+            "model",
+            "errors",
+            "clock",
+            "state_directory",
+            "config",
+            "metrics",
+            "control_log",
+            "request_log",
+        }
+    ),
     frozenset({"protocol", "waiting"}),
     frozenset({"purgatory", "security"}),
     frozenset({"zk", "log", "network", "client"}),

@@ -23,14 +23,28 @@ BROKER: Final = 4
 """The resource type of a broker's configuration."""
 
 
-def ask(address: Address, request: Message, version: int, response: type[R], timeout_s: float) -> R:
+def ask(
+    address: Address,
+    request: Message,
+    version: int,
+    response: type[R],
+    timeout_s: float,
+    first_correlation_id: int = 0,
+) -> R:
     """Send one request and return the response.
 
     Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
     Kafka's protocol.
     """
     return ask_once(
-        address, request, version, response, timeout_s, client_id=CLIENT_ID, security=command_config.security
+        address,
+        request,
+        version,
+        response,
+        timeout_s,
+        client_id=CLIENT_ID,
+        security=command_config.security,
+        first_correlation_id=first_correlation_id,
     )
 
 

@@ -12,6 +12,8 @@ import typer
 from klamm.cli.command_config import OPTION
 from klamm.cli.command_config import current as command_config
 from klamm.cli.output import Failure, fail, say
+from klamm.cli.progress_line import ProgressLine
+from klamm.cli.running_clusters import other_clusters, with_all_brokers
 from klamm.client.patience import COMMAND_CHANGE, COMMAND_REQUEST, EXAMINATION, QUICK_ANSWER
 from klamm.errors import KlammError
 from klamm.model import parse_host_port
@@ -32,15 +34,18 @@ BOOTSTRAP_NAMES: Final = ("--bootstrap-server", "--bootstrap-servers", "-b")
 """Kafka's tools use the first name, the settings of its clients the second one."""
 
 
-def _or_from_file(ctx: typer.Context, value: str) -> str:
+def _without_option(ctx: typer.Context, value: str) -> str:
     """Return the servers of the file of --command-config, unless the option names others.
 
-    They belong to the credentials in the file, so they have precedence over the environment.
+    They belong to the credentials in the file, so they have precedence over the environment. The default stands for all
+    brokers of its cluster.
     """
     source = ctx.get_parameter_source("bootstrap_server")
     if ctx.resilient_parsing or (source is not None and source.name == "COMMANDLINE"):
         return value
-    return command_config.bootstrap_servers or value
+    if (servers := command_config.bootstrap_servers) is not None:
+        return servers
+    return with_all_brokers(value) if source is not None and source.name == "DEFAULT" else value
 
 
 BootstrapServer = Annotated[
@@ -49,8 +54,8 @@ BootstrapServer = Annotated[
         *BOOTSTRAP_NAMES,
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",
-        callback=_or_from_file,
-        help="Initial brokers to contact.",
+        callback=_without_option,
+        help="Initial brokers to contact. The default includes all brokers of a `klamm up` that uses this port.",
     ),
 ]
 
@@ -114,23 +119,25 @@ def no_such_topic(*names: str) -> str:
 def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> ClusterMetadata:
     from confluent_kafka import KafkaException
 
-    if not _may_answer(servers):
-        fail(_nobody(servers))
-    try:
-        if topic is None:
-            metadata: ClusterMetadata = admin.list_topics(timeout=TIMEOUT_S)
-        else:
-            metadata = admin.list_topics(topic, timeout=TIMEOUT_S)
-    except KafkaException as error:
-        admin.poll(0)  # librdkafka reports a refused login here
-        raise Failure(_why_silent(servers) if _is_local(error.args[0]) else explain(error.args[0])) from None
+    with ProgressLine() as line:
+        if not _may_answer(servers, line):
+            fail(_nobody(servers))
+        try:
+            if topic is None:
+                metadata: ClusterMetadata = admin.list_topics(timeout=TIMEOUT_S)
+            else:
+                metadata = admin.list_topics(topic, timeout=TIMEOUT_S)
+        except KafkaException as error:
+            admin.poll(0)  # librdkafka reports a refused login here
+            raise Failure(_why_silent(servers) if _is_local(error.args[0]) else explain(error.args[0])) from None
     return metadata
 
 
-def _may_answer(servers: str) -> bool:
+def _may_answer(servers: str, line: ProgressLine) -> bool:
     """Check first: librdkafka retries for a long time if nothing listens, or if the broker refuses the client.
 
-    A broker that accepts the connection and is silent may still answer. Fails with the reason of a refusal.
+    A broker that accepts the connection and is silent may still answer; the line names it meanwhile. Fails with the
+    reason of a refusal.
     """
     from klamm.client.connection_problems import examine
 
@@ -138,8 +145,13 @@ def _may_answer(servers: str) -> bool:
     may_answer = False
     answering, silent = by_answer(servers)
     for server in (*answering, *silent):
+        address = parse_address(server)
         try:
-            found = examine(parse_address(server), command_config.security, EXAMINATION.request_s)
+            try:
+                found = examine(address, command_config.security, EXAMINATION.request_s, QUICK_ANSWER.request_s)
+            except TimeoutError:
+                line.show(None, f"Waiting for {server}, which accepts connections and does not answer ...")
+                found = examine(address, command_config.security, EXAMINATION.request_s)
         except TimeoutError:
             may_answer = True
         except OSError:
@@ -181,10 +193,10 @@ def addresses_by_answer(servers: str) -> list[tuple[str, int]]:
 
 def refusal(servers: str, problem: Problem) -> str:
     """Return the sentences about brokers that do not accept this client, or the reverse."""
-    return (
-        f"The brokers at {servers} and this client do not accept each other: {problem.reason}. "
-        f"{_located(problem.advice, has_file=bool(command_config.properties))}"
-    )
+    advice = _located(problem.advice, has_file=bool(command_config.properties))
+    if not problem.is_kafka:
+        return f"{problem.reason}. {advice}"
+    return f"The brokers at {servers} and this client do not accept each other: {problem.reason}. {advice}"
 
 
 def _located(advice: str, *, has_file: bool) -> str:
@@ -203,13 +215,22 @@ def parse_address(server: str) -> tuple[str, int]:
 def unreachable(servers: str) -> str:
     """Return why no broker answers."""
     try:
-        _may_answer(servers)
+        with ProgressLine() as line:
+            may_answer = _may_answer(servers, line)
     except Failure as refused:
         return str(refused)
-    return _nobody(servers)
+    return _why_silent(servers) if may_answer else _nobody(servers)
+
+
+def absence(servers: str) -> str | None:
+    """Return the sentence about brokers that are not there yet; None if one answers. Fails with a refusal."""
+    with ProgressLine() as line:
+        return None if _may_answer(servers, line) else _nobody(servers)
 
 
 def _nobody(servers: str) -> str:
+    if others := other_clusters(servers):
+        return f"No broker answers at {servers}. {others} Pass it with --bootstrap-server or {BOOTSTRAP_VARIABLE}."
     return (
         f"No broker answers at {servers}. Start one with `klamm up`, or name another with --bootstrap-server "
         f"or {BOOTSTRAP_VARIABLE}."
@@ -220,9 +241,10 @@ def _why_silent(servers: str) -> str:
     """The brokers accept connections, but no request is answered."""
     if why := refusals.take():
         return f"The brokers at {servers} and this client do not accept each other: {why}. Check {OPTION}."
-    if not command_config.properties:
-        return f"No broker answers at {servers}. If they require TLS or SASL, pass {OPTION}."
-    return _nobody(servers)
+    return (
+        f"No broker answers at {servers}. The port accepts connections: the broker is paused or overloaded, or another "
+        f"program listens there. Compare the address, or name another with --bootstrap-server or {BOOTSTRAP_VARIABLE}."
+    )
 
 
 def result(future: Future[T], what: str = "") -> T:
@@ -301,4 +323,5 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
 
 def default_servers() -> str:
     """Return the servers for a command whose option is not given. Raises ConfigError."""
-    return command_config.bootstrap_servers or os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP)
+    given = command_config.bootstrap_servers or os.environ.get(BOOTSTRAP_VARIABLE)
+    return given or with_all_brokers(DEFAULT_BOOTSTRAP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -10,13 +9,13 @@ import typer
 
 def topic_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the topics that start with the text, without internal ones unless it starts with an underscore."""
-    from klamm.cli.client import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, client_config
+    from klamm.cli.client import client_config, default_servers
     from klamm.client.patience import COMPLETION
 
-    servers = ctx.params.get("bootstrap_server") or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
     try:
         from confluent_kafka.admin import AdminClient
 
+        servers = ctx.params.get("bootstrap_server") or default_servers()
         found = AdminClient(client_config(servers)).list_topics(timeout=COMPLETION.request_s).topics
     except Exception:  # A message would disturb the line that the user is typing.
         return []

@@ -20,6 +20,7 @@ import typer
 from klamm.cli.client import parse_pairs
 from klamm.cli.dashboard import AllowChanges, is_installed
 from klamm.cli.output import Failure, bold, fail, note, say, yellow
+from klamm.cli.running_clusters import announced
 from klamm.cli.up_refusals import (
     ZOOKEEPER_WAIT_S,
     must_answer,
@@ -156,7 +157,7 @@ def up(
         cluster.start_all()
         try:
             _announce(cluster, time.monotonic() - started)
-            with _dashboard(cluster, dashboard_port, allows_changes=allow_changes):
+            with announced(cluster), _dashboard(cluster, dashboard_port, allows_changes=allow_changes):
                 _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
         finally:
             _stop(cluster)

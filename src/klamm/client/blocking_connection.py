@@ -30,12 +30,23 @@ _SIZE = Struct(">i")
 _FIRST_BYTES: Final = 16 * 1024 * 1024
 """Maximum memory reserved because the peer announced a size; more is reserved only after these bytes arrived."""
 BROKER_CLOSED: Final = "the broker closed the connection"
+LINE_ENDS: Final = int.from_bytes(b"\r\n\r\n")
+"""The first correlation id for an address that may belong to another program: servers that read lines, as HTTP servers
+do, wait for the end of a line, and answer at once if a request has one."""
 _REAUTHENTICATE_AT: Final = 0.85
 """The share of a session's lifetime after which the client authenticates again, as in Kafka."""
 
 
 class NotKafkaError(ConnectionError):
     """The peer does not speak Kafka's protocol."""
+
+
+class ForeignAnswerError(ProtocolError):
+    """The first bytes of an answer are those of another protocol."""
+
+    def __init__(self, begin: bytes) -> None:
+        super().__init__(f"its answer begins with {begin.decode('latin-1')!r}")
+        self.begin = begin
 
 
 class ReceiveBuffer:
@@ -65,6 +76,7 @@ class BlockingConnection:
         timeout_ms: float = SINGLE_REQUEST.request_ms,
         receive_buffer_bytes: int | None = None,
         security: ClientSecurity = PLAINTEXT,
+        first_correlation_id: int = 0,
     ) -> None:
         """Connect and authenticate. `timeout_ms` bounds the connection attempt and each response; it can be set later.
 
@@ -72,7 +84,7 @@ class BlockingConnection:
         """
         self.address = address
         self.timeout_ms = timeout_ms
-        self._exchange: Exchange[Pending] = Exchange(client_id)
+        self._exchange: Exchange[Pending] = Exchange(client_id, first_correlation_id)
         self._versions: BrokerVersions | None = None
         self._socket = socket.create_connection(address, timeout_ms / 1000)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -204,14 +216,27 @@ class BlockingConnection:
             with memoryview(memory) as view:
                 self._read_into(view[:size])
             return memory, size
-        frame = bytearray(min(size, _FIRST_BYTES))
-        filled = 0
+        if size > _FIRST_BYTES:
+            return self._read_large_frame(head, size), size
+        frame = bytearray(size)
+        with memoryview(frame) as view:
+            self._read_into(view)
+        return frame, size
+
+    def _read_large_frame(self, head: bytearray, size: int) -> bytearray:
+        """Text in the place of a size announces hundreds of megabytes, so the correlation id is checked first."""
+        frame = bytearray(_FIRST_BYTES)
+        with memoryview(frame) as view:
+            self._read_into(view[:4])
+        if _SIZE.unpack_from(frame)[0] != self._exchange.pending[0].correlation_id:
+            raise ForeignAnswerError(bytes(head + frame[:4]))
+        filled = 4
         while True:
             with memoryview(frame) as view:
                 self._read_into(view[filled:])
             filled = len(frame)
             if filled == size:
-                return frame, size
+                return frame
             frame.extend(bytes(min(size - filled, 3 * filled)))
 
     def _read_into(self, room: memoryview) -> None:
@@ -224,15 +249,25 @@ class BlockingConnection:
 
 @contextlib.contextmanager
 def connected(
-    address: Address, timeout_s: float, *, client_id: str = "klamm", security: ClientSecurity = PLAINTEXT
+    address: Address,
+    timeout_s: float,
+    *,
+    client_id: str = "klamm",
+    security: ClientSecurity = PLAINTEXT,
+    first_correlation_id: int = 0,
 ) -> Iterator[BlockingConnection]:
     """Connect for several requests.
 
     Raises OSError if the broker is unreachable or does not answer in time, and KlammError if the peer does not speak
     Kafka's protocol or refuses the credentials.
     """
-    timeout_ms = timeout_s * 1000
-    with BlockingConnection(address, client_id=client_id, timeout_ms=timeout_ms, security=security) as connection:
+    with BlockingConnection(
+        address,
+        client_id=client_id,
+        timeout_ms=timeout_s * 1000,
+        security=security,
+        first_correlation_id=first_correlation_id,
+    ) as connection:
         try:
             yield connection
         except NotKafkaError as error:
@@ -248,13 +283,16 @@ def ask_once(
     *,
     client_id: str = "klamm",
     security: ClientSecurity = PLAINTEXT,
+    first_correlation_id: int = 0,
 ) -> M:
     """Send one request over a new connection and return the response. Raises the errors of `connected`.
 
     The response gets the part of `timeout_s` that the connection leaves.
     """
     deadline = Deadline(single_request(timeout_s), SystemClock())
-    with connected(address, timeout_s, client_id=client_id, security=security) as connection:
+    with connected(
+        address, timeout_s, client_id=client_id, security=security, first_correlation_id=first_correlation_id
+    ) as connection:
         if deadline.has_passed:  # A request that is sent now could take effect although its sender reports a failure.
             raise TimeoutError(f"{address[0]}:{address[1]} accepted the connection too late for a request")
         connection.timeout_ms = deadline.request_ms

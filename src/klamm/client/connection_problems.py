@@ -7,7 +7,14 @@ import ssl
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from klamm.client.blocking_connection import BROKER_CLOSED, Address, BlockingConnection, NotKafkaError
+from klamm.client.blocking_connection import (
+    BROKER_CLOSED,
+    LINE_ENDS,
+    Address,
+    BlockingConnection,
+    ForeignAnswerError,
+    NotKafkaError,
+)
 from klamm.client.client_errors import AuthenticationError
 from klamm.errors import ErrorCode
 from klamm.model import SecurityProtocol
@@ -40,6 +47,8 @@ class Problem(NamedTuple):
 
     reason: str
     advice: str
+    is_kafka: bool = True
+    """Whether the address belongs to a broker."""
 
 
 class Listener(NamedTuple):
@@ -56,12 +65,15 @@ class Listener(NamedTuple):
         return f"{text} and a certificate of the client" if self.needs_certificate else text
 
 
-def examine(address: Address, security: ClientSecurity, timeout_s: float) -> Problem | None:
-    """Connect, log in and ask for metadata: None if the broker answers. Raises OSError if nothing answers there."""
-    where = f"{address[0]}:{address[1]}"
-    timeout_ms = timeout_s * 1000
+def examine(
+    address: Address, security: ClientSecurity, timeout_s: float, first_answer_s: float | None = None
+) -> Problem | None:
+    """Connect, log in and ask for metadata: None if the broker answers. Raises OSError if nothing answers there.
+
+    `first_answer_s` is a shorter wait for the first answer, after which TimeoutError is raised.
+    """
     try:
-        with BlockingConnection(address, client_id=_CLIENT_ID, timeout_ms=timeout_ms, security=security) as connection:
+        with _connect(address, security, timeout_s if first_answer_s is None else first_answer_s) as connection:
             connection.ask(MetadataRequest(topics=[]), MetadataResponse, 1)
         return None
     except AuthenticationError as error:
@@ -70,10 +82,27 @@ def examine(address: Address, security: ClientSecurity, timeout_s: float) -> Pro
     except (ConnectionRefusedError, TimeoutError):
         raise
     except OSError as error:
-        found = listener_at(address, timeout_s)
-        if found is None and not isinstance(error, NotKafkaError):
-            raise
-        return _mismatch(where, security, found)
+        try:
+            found = None if _is_foreign(error) else _find_listener(address, timeout_s)
+        except NotKafkaError as foreign:
+            return _not_kafka(foreign)
+        if found is not None:
+            return _mismatch(f"{address[0]}:{address[1]}", security, found)
+        if isinstance(error, NotKafkaError):
+            return _not_kafka(error)
+        if _speaks_tls(address, timeout_s):
+            return _not_kafka(NotKafkaError(f"{address[0]}:{address[1]} speaks TLS, and no broker answers within it"))
+        raise
+
+
+def _connect(address: Address, security: ClientSecurity, timeout_s: float) -> BlockingConnection:
+    return BlockingConnection(
+        address,
+        client_id=_CLIENT_ID,
+        timeout_ms=timeout_s * 1000,
+        security=security,
+        first_correlation_id=LINE_ENDS,
+    )
 
 
 def advice_for(reason: str) -> str:
@@ -81,9 +110,17 @@ def advice_for(reason: str) -> str:
     return next((text for sign, text in _ADVICE if sign in reason), "Check the settings of security {where}")
 
 
-def _mismatch(where: str, security: ClientSecurity, found: Listener | None) -> Problem:
-    if found is None:
-        return Problem(f"{where} does not speak Kafka's protocol", "Compare the port with the broker's listeners")
+def _is_foreign(error: OSError) -> bool:
+    """Whether the answer proves that the address belongs to another program. The first byte of TLS does not."""
+    cause = error.__cause__
+    return isinstance(cause, ForeignAnswerError) and cause.begin[:1] not in _FIRST_OF_TLS
+
+
+def _not_kafka(error: NotKafkaError) -> Problem:
+    return Problem(str(error), "Compare the port with the broker's listeners", is_kafka=False)
+
+
+def _mismatch(where: str, security: ClientSecurity, found: Listener) -> Problem:
     if found.needs_certificate and security.tls is not None:
         if security.tls.key_pair is None:
             return Problem(
@@ -101,10 +138,19 @@ def _mismatch(where: str, security: ClientSecurity, found: Listener | None) -> P
 
 def listener_at(address: Address, timeout_s: float) -> Listener | None:
     """Return the security of the listener at an address; None if it does not speak Kafka's protocol."""
+    with suppress(NotKafkaError):
+        return _find_listener(address, timeout_s)
+    return None
+
+
+def _find_listener(address: Address, timeout_s: float) -> Listener | None:
+    """Raises NotKafkaError if the address speaks another protocol, alone or within TLS."""
     for security in (PLAINTEXT, _UNVERIFIED):
         try:
             return _listener(address, security, timeout_s)
         except OSError as error:
+            if _is_foreign(error):
+                raise
             is_ended = security.tls is not None and any(sign in str(error) for sign in _AFTER_HANDSHAKE)
             if is_ended and _speaks_tls(address, timeout_s):
                 return Listener(SecurityProtocol.SSL, needs_certificate=True)
@@ -127,8 +173,7 @@ def _speaks_tls(address: Address, timeout_s: float) -> bool:
 
 def _listener(address: Address, security: ClientSecurity, timeout_s: float) -> Listener:
     """Offer a mechanism that nobody has: a SASL listener answers with those that it accepts."""
-    timeout_ms = timeout_s * 1000
-    with BlockingConnection(address, client_id=_CLIENT_ID, timeout_ms=timeout_ms, security=security) as connection:
+    with _connect(address, security, timeout_s) as connection:
         answer = connection.ask(SaslHandshakeRequest(mechanism=""), SaslHandshakeResponse, 1)
     if answer.error_code != ErrorCode.UNSUPPORTED_SASL_MECHANISM:
         return Listener(security.protocol)

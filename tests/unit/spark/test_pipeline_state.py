@@ -21,9 +21,9 @@ from klamm.spark.pipeline.state import (
     home_of,
     refuse_if_running,
     runs,
-    state_directory,
 )
 from klamm.spark.pipeline.yaml_file import read_yaml
+from klamm.state_directory import state_directory
 
 PIPELINE = """\
 name: p

@@ -17,19 +17,11 @@ from typing import IO, Any, Final
 
 from klamm.errors import KlammError
 from klamm.spark.source.checkpoint_locations import local_path
+from klamm.state_directory import state_directory
 
-STATE_VARIABLE: Final = "KLAMM_STATE_DIR"
 _LOCK: Final = ".klamm-lock"
 _TRIES: Final = 5
 _WAIT_S: Final = 0.02
-
-
-def state_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the state directory: KLAMM_STATE_DIR, or `klamm` in the user's state directory."""
-    if given := environment.get(STATE_VARIABLE):
-        return Path(given)
-    base = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base, "klamm")
 
 
 def home_of(checkpoint: str, environment: Mapping[str, str] = os.environ) -> Path:
