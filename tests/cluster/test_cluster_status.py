@@ -80,6 +80,9 @@ def test_a_broker_that_stands_still_lags_and_catches_up(cluster: LocalCluster) -
     assert f"Controller  broker {controller}, epoch " in text
     assert "5 of 2 topics, 0 under-replicated, 0 under min ISR, 0 offline" in text
     without_metrics_the_views_are_compared(cluster)
+    unknown = ["--metrics", "77=127.0.0.1:1", "-b", cluster.bootstrap_servers]
+    done = CliRunner().invoke(app, ["cluster", "status", *unknown])
+    assert str(done.exception).startswith("--metrics 77: there is no broker 77. There are: 1, ")
     what_a_stopped_broker_leaves_behind(cluster)
 
 

@@ -119,7 +119,10 @@ def test_why(cluster: LocalCluster) -> None:
     cluster.wait_for(lambda: klamm(cluster, *why)[0] == 0, what="The creation in the control log")
     (creation,) = parsed(cluster, *why)
     assert [step["kind"] for step in creation["steps"]][:4] == ["cause", "event", "znode", "decision"]
-    assert "no change of orders-7" in klamm(cluster, "cluster", "why", "orders", "7")[1]
+    reported = klamm(cluster, "cluster", "why", "orders", "7")[1]
+    assert reported == "The control log has no change of orders-7: the partitions of orders are 0 to 1."
+    reported = klamm(cluster, "cluster", "why", "oders", "0")[1]
+    assert reported == "The control log has no change of oders-0. There is no topic oders."
     leader = cluster.leader("orders", 0)
     assert leader is not None
     kill_at_once(cluster, leader)

@@ -43,6 +43,7 @@ ROOMS: dict[str, tuple[frozenset[str], ...]] = {
 """The rooms of a package, lowest first. A room imports lower rooms only."""
 
 THREAD_QUEUES = {
+    "klamm.cli.cluster": "answers of bootstrap brokers for a command that takes the first one",
     "klamm.local.processes": "orders for the thread that starts processes",
     "klamm.zk.client.blocking": "connection states for a blocking caller",
 }

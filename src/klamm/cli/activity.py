@@ -11,7 +11,7 @@ from typing import Final
 from klamm.cli import broker_resources, request_activity
 from klamm.cli.broker_metrics import read_metrics
 from klamm.cli.broker_resources import BrokerResources, resources
-from klamm.cli.cluster import ask_metadata
+from klamm.cli.cluster import first_metadata
 from klamm.cli.cluster_control import Address
 from klamm.cli.request_activity import Counted, RequestActivity, request_activities
 from klamm.clock import Clock, SystemClock
@@ -74,8 +74,7 @@ class ActivityReader:
 
     def read(self) -> list[BrokerActivity] | None:
         """Return None if no broker answers."""
-        answers = (ask_metadata(address, self._timeout_s) for address in self._bootstrap)
-        first = next((answer for answer in answers if answer is not None), None)
+        first = first_metadata(self._bootstrap, self._timeout_s)
         if first is None:
             return None
         nodes = sorted(first.brokers, key=lambda node: node.node_id)

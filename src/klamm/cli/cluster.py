@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
@@ -28,8 +30,10 @@ from klamm.cli.cluster_partitions import (
     notable_partitions,
 )
 from klamm.cli.cluster_problems import ZooKeeper, find_problems, zookeeper_of
+from klamm.cli.command_config import current as command_config
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.replica_problems import PROBLEM_METRIC, ReplicaProblem, problem_row, replica_problems
+from klamm.client.patience import QUICK_ANSWER
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -169,9 +173,11 @@ def status(
     topic's id are known from metrics too, and are not shown for such brokers.
     """
     zookeeper = None if broker_config is None else zookeeper_of(broker_config)
-    found = look(_addresses(bootstrap_server.split(",")), _metrics_addresses(metrics), timeout, zookeeper)
+    metrics_of = _metrics_addresses(metrics)
+    found = look(_addresses(bootstrap_server.split(",")), metrics_of, timeout, zookeeper)
     if found is None:
         fail(unreachable(bootstrap_server))
+    _refuse_unknown(metrics_of, found)
     if as_json or format_ is Format.JSON:
         say(json.dumps(asdict(found), indent=2))
     else:
@@ -189,7 +195,7 @@ def look(
     zookeeper: ZooKeeper | None = None,
 ) -> ClusterStatus | None:
     """Return the status of the cluster; None if no initial broker answers."""
-    first = next((answer for address in bootstrap if (answer := ask_metadata(address, timeout_s)) is not None), None)
+    first = first_metadata(bootstrap, timeout_s)
     if first is None:
         return None
     with ThreadPoolExecutor(max_workers=max(1, len(first.brokers))) as pool:
@@ -274,13 +280,51 @@ def partition_view(view: MetadataResponse) -> PartitionView:
 
 def ask_metadata(address: Address, timeout_s: float) -> MetadataResponse | None:
     from klamm.cli.broker_requests import ask
+    from klamm.client.blocking_connection import LINE_ENDS
     from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     try:
-        return ask(address, request, 9, MetadataResponse, timeout_s)
+        return ask(address, request, 9, MetadataResponse, timeout_s, LINE_ENDS)
     except OSError:
         return None
+
+
+def first_metadata(addresses: Iterable[Address], timeout_s: float) -> MetadataResponse | None:
+    """Return the metadata of the first broker that answers; None if there is none.
+
+    The next broker is asked when one fails, or is silent for half a second: a paused broker must not delay the others.
+    Raises KlammError if none answers and one refuses the client.
+    """
+    command_config.security  # noqa: B018  # load it once, before threads need it
+    answers: SimpleQueue[MetadataResponse | Exception | None] = SimpleQueue()
+
+    def ask_one(address: Address) -> None:
+        try:
+            answers.put(ask_metadata(address, timeout_s))
+        except Exception as error:  # raised below, in the thread of the caller
+            answers.put(error)
+
+    left = list(addresses)
+    waiting = 0
+    problem: Exception | None = None
+    while left or waiting:
+        if left:
+            # A daemon, so that the command does not wait at its end for a broker that stays silent.
+            threading.Thread(target=ask_one, args=(left.pop(0),), daemon=True).start()
+            waiting += 1
+        try:
+            answer = answers.get(timeout=QUICK_ANSWER.request_s if left else None)
+        except Empty:
+            continue
+        waiting -= 1
+        if isinstance(answer, Exception):
+            problem = problem or answer
+        elif answer is not None:
+            return answer
+    if problem is not None:
+        raise problem
+    return None
 
 
 def _addresses(servers: Iterable[str]) -> list[Address]:
@@ -292,6 +336,12 @@ def _metrics_addresses(pairs: Iterable[str]) -> dict[int, Address]:
     if wrong := [broker for broker in parsed if not broker.isdecimal()]:
         fail(f"--metrics {wrong[0]}: expected the number of a broker.")
     return {int(broker): parse_address(server) for broker, server in parsed.items()}
+
+
+def _refuse_unknown(metrics: Mapping[int, Address], found: ClusterStatus) -> None:
+    known = sorted({*(each.id for each in found.brokers), *(each.id for each in found.missing_brokers)})
+    if unknown := [broker for broker in metrics if broker not in known]:
+        fail(f"--metrics {unknown[0]}: there is no broker {unknown[0]}. There are: {', '.join(map(str, known))}.")
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------

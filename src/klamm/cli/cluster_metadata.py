@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, unreachable
-from klamm.cli.cluster import PartitionView, ask_metadata, partition_view
+from klamm.cli.cluster import PartitionView, ask_metadata, first_metadata, partition_view
 from klamm.cli.cluster_control import find_controller
 from klamm.cli.output import fail, note, say, table
 
@@ -44,7 +44,7 @@ def metadata(
     the broker: `klamm cluster status` shows how many are unacknowledged. Exit code 3: the views differ.
     """
     addresses = [parse_address(server) for server in bootstrap_server.split(",")]
-    first = next((answer for address in addresses if (answer := ask_metadata(address, timeout)) is not None), None)
+    first = first_metadata(addresses, timeout)
     if first is None:
         fail(unreachable(bootstrap_server))
     nodes = {node.node_id: (node.host, node.port) for node in first.brokers}

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, addresses_by_answer, unreachable
+from klamm.cli.client import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    addresses_by_answer,
+    no_such_topic,
+    unreachable,
+)
 from klamm.cli.cluster import ask_metadata, partition_view
 from klamm.cli.command_config import current as command_config
 from klamm.cli.completion import TopicName
@@ -37,7 +44,7 @@ def why(
     """
     found = _find(bootstrap_server, topic, partition, last)
     if not found:
-        fail(f"The control log has no change of {topic}-{partition}.")
+        fail(_nothing(bootstrap_server, topic, partition))
     if as_json:
         say(json.dumps([{"change": it.change, "steps": [asdict(step) for step in it.steps]} for it in found], indent=2))
         return
@@ -54,18 +61,29 @@ def _find(servers: str, topic: str, partition: int, last: int) -> list[Chain]:
     deadline = Deadline(CONTROL_LOG_LAG, SystemClock())
     while True:
         found = chains(read_control_log(servers), topic, partition, last)
-        if found or deadline.has_passed or not _exists(servers, topic, partition):
+        if found or deadline.has_passed or partition not in _partitions(servers, topic):
             return found
         time.sleep(CONTROL_LOG_LAG.pause_s())
 
 
-def _exists(servers: str, topic: str, partition: int) -> bool:
+def _partitions(servers: str, topic: str) -> list[int]:
+    """Return the partitions of a topic, none if it does not exist or no broker answers."""
     from klamm.client.patience import FIRST_CONTACT
 
     for address in addresses_by_answer(servers):
         if (view := ask_metadata(address, FIRST_CONTACT.request_s)) is not None:
-            return (topic, partition) in partition_view(view)
-    return False
+            return sorted(number for name, number in partition_view(view) if name == topic)
+    return []
+
+
+def _nothing(servers: str, topic: str, partition: int) -> str:
+    existing = _partitions(servers, topic)
+    text = f"The control log has no change of {topic}-{partition}"
+    if not existing:
+        return f"{text}. {no_such_topic(topic)}"
+    if partition not in existing:
+        return f"{text}: the partitions of {topic} are 0 to {existing[-1]}."
+    return f"{text}: it was created before klamm.control.log.enable=true, or its records have been deleted."
 
 
 def _show(chain: Chain) -> None:

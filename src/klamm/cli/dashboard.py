@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.activity import ActivityReader
-from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address
-from klamm.cli.output import bold, fail, say
+from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, absence, parse_address
+from klamm.cli.output import bold, fail, note, say
 from klamm.client.patience import VIEWER_STATUS
 
 if TYPE_CHECKING:
@@ -59,12 +59,21 @@ def dashboard(
     `klamm consume __klamm_control_log --from-beginning --exit-at-end > FILE`.
     """
     if file is None:
+        if (sentence := absence(bootstrap_server)) is not None:
+            note(f"{sentence} The page shows the cluster when a broker answers.")
         source = live_source(bootstrap_server, allows_changes=allow_changes, pipelines=pipelines)
         if records is not None:
             source = replace(source, most_records=records)
     else:
+        _refuse_with_file(**{"--allow-changes": allow_changes, "--pipelines": pipelines, "--records": records})
         source = file_source(file)
     serve(source, host, port, allow_host)
+
+
+def _refuse_with_file(**options: object) -> None:
+    for option, value in options.items():
+        if value:
+            fail(f"{option} needs a live cluster, and --file shows a control log that was kept.")
 
 
 def serve(source: Source, host: str = "127.0.0.1", port: int = 0, names: list[str] = []) -> None:  # noqa: B006

@@ -60,12 +60,14 @@ def simulate(
     from klamm.sim import command
 
     _refuse_contradictions(seed, level, mutant, seeds=seeds, first=first, jobs=jobs, transcript=transcript)
-    if view:
-        _view(seed, brokers, level, mutant)
-        return
     variant = _variant(level, {"transactions": transactions, "guarded": guarded, "proven": proven})
     if aim is not None:
         _check_aim(aim, level, variant)
+    if view:
+        if transcript:
+            fail("--view cannot be combined with --transcript.")
+        _view(seed, brokers, level, mutant)
+        return
     if mutant is not None and mutant not in (names := command.mutant_names(level, variant=variant)):
         fail(f"There is no mutant {mutant!r} of level {level}. There are: {', '.join(names)}.")
     with ProgressLine() as line:

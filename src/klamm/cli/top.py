@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -44,8 +45,8 @@ def top(
     CPU, MEMORY     of the broker's process; 100% is one busy core
     DISK            used share of the fullest disk with log directories
 
-    Rates need two readings, and the brokers' metrics (klamm.metrics.port). Output that is not a terminal is not
-    cleared between readings.
+    Rates need two readings, and the brokers' metrics (klamm.metrics.port). A narrow terminal shows the columns in
+    several tables. Output that is not a terminal is not cleared between readings.
     """
     from klamm.cli.cluster import look
 
@@ -76,7 +77,7 @@ def _show(activities: Sequence[BrokerActivity], status: ClusterStatus) -> None:
     unhealthy = f"{status.offline_partitions} offline, {status.under_replicated_partitions} under-replicated"
     say(f"{time.strftime('%H:%M:%S')}  controller {controller}{epoch}; {status.partitions} partitions: {unhealthy}")
     known = {broker.id: broker for broker in status.brokers}
-    rows = []
+    rows: list[list[object]] = []
     for each in activities:
         broker = known.get(each.broker_id)
         rows.append(
@@ -88,7 +89,22 @@ def _show(activities: Sequence[BrokerActivity], status: ClusterStatus) -> None:
                 *(percent(each.cpu_ms, 1000), bytes_text(each.resources.memory_bytes), _disk(each.resources)),
             ]
         )
-    table(_COLUMNS, rows)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for chosen in fitting(_COLUMNS, rows, width):
+        table([_COLUMNS[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
+
+
+def fitting(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int | None) -> list[list[int]]:
+    """Divide the columns into tables that are not wider than the terminal. Each begins with the first column."""
+    if width is None:
+        return [list(range(len(columns)))]
+    widths = [max([len(name), *(len(str(row[index])) for row in rows)]) + 2 for index, name in enumerate(columns)]
+    tables = [[0]]
+    for index in range(1, len(columns)):
+        if len(tables[-1]) > 1 and sum(widths[each] for each in tables[-1]) + widths[index] - 2 > width:
+            tables.append([0])
+        tables[-1].append(index)
+    return tables
 
 
 def percent(value: float | None, whole: float | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, addresses_by_answer, parse_address, unreachable
-from klamm.cli.cluster import ask_metadata
+from klamm.cli.cluster import first_metadata
 from klamm.cli.command_config import current as command_config
 from klamm.cli.completion import topic_names
 from klamm.cli.output import bold, dim, fail, note, red, say
@@ -24,6 +24,8 @@ from klamm.server.log_format import on_one_line
 
 if TYPE_CHECKING:
     from klamm.client.topic_reader import TopicReader
+    from klamm.protocol.messages.metadata import MetadataResponse
+    from klamm.request_log.waterfall import TraceFilter
 
 _WIDTH: Final = 40
 _OFF: Final = (
@@ -71,12 +73,12 @@ def trace(
     """
     from klamm.request_log.waterfall import TraceFilter
 
-    wanted = TraceFilter(tuple(api), tuple(client_id), tuple(topic), slower_than, tuple(broker))
+    wanted = TraceFilter(tuple(map(api_name, api)), tuple(client_id), tuple(topic), slower_than, tuple(broker))
     addresses = [parse_address(server) for server in bootstrap_server.split(",")]
-    answers = (ask_metadata(address, FIRST_CONTACT.request_s) for address in addresses)
-    metadata = next((answer for answer in answers if answer is not None), None)
+    metadata = first_metadata(addresses, FIRST_CONTACT.request_s)
     if metadata is None:
         fail(unreachable(bootstrap_server))
+    check_names(metadata, wanted)
     with _ended_by_signals(), ExitStack() as stack:
         reader = stack.enter_context(_open_reader(bootstrap_server))
         first = None if exit_at_end and not last else last
@@ -94,6 +96,33 @@ def trace(
                 shown += 1
             if count is not None and shown >= count:
                 return
+
+
+def api_name(given: str) -> str:
+    """Return the name of an API as traces have it. A name that ends with * stands for several."""
+    from klamm.protocol.messages import MODULES
+
+    names = sorted(name for _, name in MODULES.values())
+    start = given.removesuffix("*").lower()
+    found = [
+        name for name in names if name.lower() == start or (given.endswith("*") and name.lower().startswith(start))
+    ]
+    if not found:
+        fail(f"There is no API {given}. There are: {', '.join(names)}.")
+    return f"{found[0][: len(start)]}*" if given.endswith("*") else found[0]
+
+
+def check_names(metadata: MetadataResponse, wanted: TraceFilter) -> None:
+    """Fail for a broker that is not part of the cluster. A topic may be created later, so a missing one is reported."""
+    live = {node.node_id for node in metadata.brokers}
+    replicas = {replica for topic in metadata.topics for part in topic.partitions for replica in part.replica_nodes}
+    if unknown := [broker for broker in wanted.brokers if broker not in live | replicas]:
+        fail(f"There is no broker {unknown[0]}. There are: {', '.join(map(str, sorted(live | replicas)))}.")
+    topics = [str(topic.name) for topic in metadata.topics]
+    for given in wanted.topics:
+        start = given.removesuffix("*")
+        if given not in topics and not (given.endswith("*") and any(name.startswith(start) for name in topics)):
+            note(f"No topic is called {given} now; requests that name it are shown.")
 
 
 @contextmanager

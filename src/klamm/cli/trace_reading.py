@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from klamm.cli.broker_metrics import read_page
-from klamm.cli.cluster import ask_metadata
+from klamm.cli.cluster import first_metadata
 from klamm.cli.cluster_control import Address
 from klamm.client.client_errors import ClientError
 from klamm.client.cluster_client import ClusterClient
@@ -36,8 +36,7 @@ class TraceReader:
         self._reader: TopicReader | None = None
 
     def read(self) -> dict[str, Any]:
-        answers = (ask_metadata(address, self._timeout_s) for address in self._bootstrap)
-        first = next((answer for answer in answers if answer is not None), None)
+        first = first_metadata(self._bootstrap, self._timeout_s)
         if first is None:
             return {"traces": [], "problem": "no broker answers"}
         found: list[dict[str, Any]] = []

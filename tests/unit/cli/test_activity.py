@@ -9,7 +9,7 @@ from klamm.cli.broker_resources import BrokerResources, resources
 from klamm.cli.cluster_metadata import compare
 from klamm.cli.output import json_rows
 from klamm.cli.request_activity import count, request_activities
-from klamm.cli.top import bytes_text
+from klamm.cli.top import bytes_text, fitting
 
 
 def test_values_are_added_over_tags_but_not_over_topics() -> None:
@@ -87,3 +87,13 @@ def test_requests_are_compared_by_api() -> None:
     assert (fetch.total_ms, fetch.phases_ms["remote"], fetch.phases_ms["local"]) == (12.5, 11.0, 0.0)
     (first,) = request_activities({1: count(reading(100, 0))}, {}, 2.0)
     assert first.rate is None
+
+
+def test_a_narrow_terminal_has_several_tables() -> None:
+    columns = ("BROKER", "IN", "MEMORY")
+    rows: list[list[object]] = [[1, "12.5 kB", "55.9 MB"], [2, None, None]]
+    assert fitting(columns, rows, None) == [[0, 1, 2]]
+    assert fitting(columns, rows, 24) == [[0, 1, 2]], "6 + 2 + 7 + 2 + 7 characters"
+    assert fitting(columns, rows, 23) == [[0, 1], [0, 2]]
+    assert fitting(columns, rows, 1) == [[0, 1], [0, 2]], "a table has at least one figure"
+    assert fitting(columns, [], 80) == [[0, 1, 2]]

@@ -12,7 +12,8 @@ from confluent_kafka import TopicPartition
 
 from klamm.cli import client, consume
 from klamm.cli.broker_requests import cli_client_config
-from klamm.cli.client import by_answer, client_config
+from klamm.cli.client import by_answer, client_config, parse_address
+from klamm.cli.cluster import first_metadata
 from klamm.cli.dashboard import new_source, open_server
 from klamm.cli.output import Failure
 from klamm.client.patience import Patience
@@ -48,6 +49,14 @@ def test_a_silent_broker_is_asked_last(silent: str, answering: str, monkeypatch:
     assert by_answer(servers) == ([answering], [silent])
     assert client_config(servers)["bootstrap.servers"] == answering
     assert [f"{host}:{port}" for host, port in cli_client_config(servers).bootstrap] == [answering, silent]
+
+
+def test_a_silent_broker_does_not_delay_the_first_answer(silent: str, answering: str) -> None:
+    """Within a time that the test would not survive: the silent broker is still being asked."""
+    addresses = [parse_address(server) for server in (silent, answering)]
+    found = first_metadata(addresses, 3600.0)
+    assert found is not None and [node.node_id for node in found.brokers] == [1]
+    assert first_metadata([parse_address("127.0.0.1:1")], 3600.0) is None
 
 
 def test_if_all_are_silent_all_are_asked(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,10 @@ from klamm.sim import cluster_runner
         ("--aim foo --level 2 --guarded", "--aim requires --level 2, alone or with --transactions."),
         ("--aim foo --level 2", "There is no aimed scenario 'foo'. There are: false broker epoch, "),
         ("--aim foo --level 2 --transactions", "There is no aimed scenario 'foo'. There are: repeated end, "),
+        ("--view", "--view requires --seed."),
+        ("--view -s 1 --level 2", "--view is for --level 1 without a mutant."),
+        ("--view -s 1 --transactions", "--transactions requires --level 2."),
+        ("--view -s 1 --transcript", "--view cannot be combined with --transcript."),
         ("--mutant foo --level 2", "There is no mutant 'foo' of level 2. There are: high_watermark_too_early, "),
     ],
 )

@@ -14,9 +14,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
 from klamm.cli.output import Failure
-from klamm.cli.trace import _ended_by_signals, show
+from klamm.cli.trace import _ended_by_signals, api_name, check_names, show
 from klamm.cli.trace_switch import switched_on
 from klamm.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -33,7 +35,7 @@ from klamm.protocol.messages.metadata import MetadataResponseBroker
 from klamm.protocol.wire import Message
 from klamm.request_log import to_json
 from klamm.request_log.waterfall import Bar, TraceFilter, bars, drawn, wait_text
-from tests.support.scripted_broker import scripted_broker
+from tests.support.scripted_broker import scripted_broker, view
 from tests.unit.request_log.test_trace_records import RECORD
 
 TRACE: dict[str, Any] = json.loads(to_json(RECORD, 1))
@@ -100,6 +102,36 @@ def test_a_request_as_a_waterfall(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_filters(wanted: TraceFilter, is_admitted: bool) -> None:
     assert wanted.admits(TRACE) is is_admitted
+
+
+def test_names_of_apis() -> None:
+    assert [api_name(given) for given in ("Produce", "leaderandisr", "describe*")] == [
+        "Produce",
+        "LeaderAndIsr",
+        "Describe*",
+    ]
+    for unknown in ("Foo", "Foo*", ""):
+        with pytest.raises(Failure, match=r"There is no API .*There are: AddOffsetsToTxn, .*Produce, "):
+            api_name(unknown)
+
+
+def test_brokers_and_topics_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broker 3 is dead, and has replicas: traces of its past may be asked for."""
+    metadata = view({1: ("h", 1), 2: ("h", 2)}, 1, {"orders": (1, 3)})
+    check_names(metadata, TraceFilter(brokers=(1, 2, 3), topics=("orders", "ord*")))
+    assert capsys.readouterr().err == ""
+    with pytest.raises(Failure, match=r"There is no broker 77\. There are: 1, 2, 3\."):
+        check_names(metadata, TraceFilter(brokers=(1, 77)))
+    check_names(metadata, TraceFilter(topics=("oders", "x*")))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("No topic is called oders now")
+
+
+def test_the_command_refuses_an_unknown_api_and_broker() -> None:
+    with scripted_broker(lambda request: view({1: ("127.0.0.1", 1)}, 1, {"orders": (1,)})) as (host, port):
+        for words, reported in (("--api Foo", "There is no API Foo."), ("--broker 77", "There is no broker 77.")):
+            done = CliRunner().invoke(app, ["trace", *words.split(), "-b", f"{host}:{port}"])
+            assert isinstance(done.exception, Failure) and str(done.exception).startswith(reported)
 
 
 class TracedBroker:

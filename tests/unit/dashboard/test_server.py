@@ -145,6 +145,23 @@ def test_the_number_of_kept_records_is_chosen(monkeypatch: pytest.MonkeyPatch) -
     assert [source.most_records for source in served] == [7, MAX_RECORDS]
 
 
+@pytest.mark.parametrize("option", ["--allow-changes", "--records 5", "--pipelines here"])
+def test_options_of_a_live_cluster_are_refused_with_a_file(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "log.json"
+    path.write_bytes(RECORDS[2])
+    done = CliRunner().invoke(app, ["dashboard", "--file", str(path), *option.split()])
+    assert isinstance(done.exception, Failure)
+    assert str(done.exception).startswith(f"{option.split()[0]} needs a live cluster")
+
+
+def test_a_cluster_that_is_not_there_yet_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.cli.dashboard.serve", lambda *_: None)
+    done = CliRunner().invoke(app, ["dashboard", "-b", "127.0.0.1:1"])
+    assert done.exit_code == 0
+    assert done.stderr.startswith("No broker answers at 127.0.0.1:1. ")
+    assert done.stderr.endswith("The page shows the cluster when a broker answers.\n")
+
+
 def test_streams_end_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """A page that is open when the server stops: its stream ends as it should, and nothing is reported."""
     with DashboardServer(new_source(title="a run", records=RECORDS[:10], end_ms=10)) as running:
