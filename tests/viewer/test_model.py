@@ -102,7 +102,7 @@ def test_a_broker_is_behind_from_the_request_to_the_update(page: Page) -> None:
         )
         number = page.evaluate("window.klammViewer.run.metadata.get(3).last.count")
         assert strips["isJoined"] and len(set(strips["texts"])) == len(strips["texts"])
-        assert f"stale: knows leader 1 e0  update {number - 1}, current" in strips["texts"]
+        assert f"stale: knows leader 1 e0  update {number - 1}, no newer one sent" in strips["texts"]
         assert f"stale: knows leader 1 e0  update {number - 1}, 1 behind" in strips["texts"]
         assert strips["texts"][-1] == f"knows leader 2 e1  update {number}, current"
         assert len(strips["wide"]) < len(strips["texts"]), "a long window has fewer pieces, which have room for texts"

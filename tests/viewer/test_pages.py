@@ -346,6 +346,10 @@ def test_transactions_that_are_open_or_hang(page: Page, server: DashboardServer,
         until(page, "location.hash.includes('age=60')")
         producer.commit_transaction(WAIT_S)
         expect(page.locator("#transactions")).to_contain_text("No transaction is open.")
+        page.get_by_label("Without a record for").select_option("1")
+        hanging.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#topics h1")).to_have_text("stuck")
 
 
 @pytest.mark.long

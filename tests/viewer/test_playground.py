@@ -102,6 +102,31 @@ def test_a_fault_changes_the_run_and_the_link_repeats_it(page: Page, address: st
     assert facts(page)["changes"] == after["changes"]
 
 
+def test_a_link_into_a_scenario_shows_the_same(page: Page, address: str) -> None:
+    """The reader has moved the time and the window. Another link in the same tab is shown without loading again."""
+    open_page(page, f"{address}#scenario=death&step=5")
+    page.evaluate("window.klammViewer.look({ start: 300, end: 900, time: 456 })")
+    until(page, "location.hash.includes('t=456')")
+    link = page.evaluate("location.href")
+    page.evaluate("window.isLoadedOnce = true; location.hash = 'scenario=zombie&step=2'")
+    expect(page.locator(".guide select")).to_have_value("zombie")
+    expect(page.locator(".guide h3")).to_contain_text("2. ")
+    page.goto(link)  # only the part after the # differs
+    expect(page.locator(".guide select")).to_have_value("death")
+    expect(page.locator(".guide h3")).to_contain_text("5. ")
+    until(page, "window.klammViewer.time === 456 && window.klammViewer.chart.view.start === 300")
+    assert page.evaluate("window.isLoadedOnce"), "the page was loaded again"
+    page.goto("about:blank")
+    open_page(page, link)
+    assert page.evaluate("(({ time, chart }) => [time, chart.view.start, chart.view.end])(window.klammViewer)") == [
+        456,
+        300,
+        900,
+    ]
+    page.keyboard.press("Control+n")
+    expect(page.locator(".guide h3")).to_contain_text("5. ")
+
+
 @pytest.mark.long
 def test_the_past_can_be_changed(page: Page, address: str) -> None:
     open_page(page, f"{address}#seed=1&do=250.create.orders.3,701.kill.1&t=500")

@@ -57,3 +57,24 @@ def test_a_click_and_a_drag_choose_the_time(page: Page) -> None:
         is_at(0.0)
         until(page, "new URLSearchParams(location.hash.slice(1)).get('t') === '0'")
         expect(scrubber).to_have_attribute("aria-valuetext", "0 ms")
+
+
+def test_another_link_in_the_same_tab_is_shown(page: Page) -> None:
+    """Only the part after the # differs, so the browser does not load the page again."""
+    run = ScriptedRun(plan_of({"end_ms": 1_500, "actions": ["250.create.orders.2", "700.kill.1"]}))
+    run.run()
+    records = tuple(line.encode() for line in run.recording.lines)
+    with DashboardServer(new_source(title="kept", records=records)) as server:
+        page.goto(f"{server.address}#t=500&view=400-800&p=orders-0")
+        until(page, f"document.body.dataset.records === '{len(records)}'")
+        page.keyboard.press("w")
+        expect(page.locator(".why")).to_be_visible()
+        until(page, "location.hash.includes('sel=')")
+        page.evaluate("location.hash = 't=900&view=600-1000&p=orders-1'")
+        until(page, "window.klammViewer.time === 900 && window.klammViewer.partition === 'orders-1'")
+        assert page.evaluate("(({ chart }) => [chart.view.start, chart.view.end])(window.klammViewer)") == [600, 1000]
+        expect(page.get_by_label("Partition")).to_have_value("orders-1")
+        expect(page.locator(".why")).to_have_count(0)
+        page.go_back()
+        until(page, "window.klammViewer.time === 500 && window.klammViewer.partition === 'orders-0'")
+        expect(page.locator(".why")).to_be_visible()

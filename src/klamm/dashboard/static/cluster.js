@@ -1,7 +1,7 @@
 // The Cluster tab: brokers, and the partitions that need attention first.
 
 import { fill, h, list } from "./dom.js";
-import { badge, bytes, cells, count, hint, linkRow, numbers, percent, table, tile, whole } from "./parts.js";
+import { badge, bytes, cells, count, hint, linkRow, numbers, percent, refill, table, tile, whole } from "./parts.js";
 
 const COLUMNS = ["broker", "state", "listeners", "rack", "#broker epoch", "#leaders", "#in/s", "#out/s", "#records/s", "#CPU", "#memory", "disk"];
 const KNOWLEDGE = ["broker", "controller it knows", "#controller epoch", "#partitions behind", "#unacknowledged requests", "#oldest request"];
@@ -14,7 +14,7 @@ export function showCluster(element, status, run, onPartition) {
   }
   const leaders = leaderCounts(run);
   const sum = (field) => Object.values(status.activity).reduce((total, it) => total + (it[field] ?? 0), 0);
-  fill(element,
+  refill(element,
     h("div", { class: "tiles" },
       tile("controller", status.controller_problem ? status.controller_problem : `broker ${status.controller_id}`, status.controller_epoch !== null ? `epoch ${status.controller_epoch}` : "", Boolean(status.controller_problem)),
       tile("ZooKeeper", status.zookeeper_answers === null ? "–" : status.zookeeper_answers ? "answers" : "does not answer", "", status.zookeeper_answers === false),
@@ -29,13 +29,13 @@ export function showCluster(element, status, run, onPartition) {
     table(COLUMNS,
       [...status.brokers.map((it) => brokerRow(it, status, leaders, run)),
         ...status.missing_brokers.map((it) => h("tr", { class: "down" }, h("td", {}, h("b", {}, it.id)), h("td", {}, badge("missing")), h("td", { colspan: String(COLUMNS.length - 2) }, `${it.replicas} replicas`)))]),
-    h("h2", {}, "What each broker knows"),
-    table(KNOWLEDGE, status.brokers.filter((it) => it.answers).map(knowledgeRow)),
     h("h2", {}, "Partitions that need attention"),
     status.unwell_partitions.length ? table(["partition", "state", "leader", "ISR", "replicas"], status.unwell_partitions.map((it) => partitionRow(it, onPartition)))
       : h("p", { class: "hint" }, "None: every partition has a leader and all its replicas in sync."),
     hidden(status.unwell_partitions.length, status.unwell_count),
-    status.moving_partitions.length ? [h("h2", {}, "Partitions that are being moved"), table(["partition", "state", "leader", "ISR", "replicas"], status.moving_partitions.map((it) => partitionRow(it, onPartition))), hidden(status.moving_partitions.length, status.moving_count)] : null);
+    status.moving_partitions.length ? [h("h2", {}, "Partitions that are being moved"), table(["partition", "state", "leader", "ISR", "replicas"], status.moving_partitions.map((it) => partitionRow(it, onPartition))), hidden(status.moving_partitions.length, status.moving_count)] : null,
+    h("h2", {}, "What each broker knows"),
+    table(KNOWLEDGE, status.brokers.filter((it) => it.answers).map(knowledgeRow)));
 }
 
 const hidden = (shown, all) => (all > shown ? hint(`${count(all - shown)} more. \`klamm cluster status --json\` lists all of them.`) : null);

@@ -79,6 +79,10 @@ export class Drill {
   _buttons(id) {
     const place = this.places.get(id);
     if (!place) return;
+    // Only news: a button that is replaced loses the focus.
+    const shape = JSON.stringify([id === "zk" ? this.state.zookeeper : this.state.brokers.find((it) => it.id === id), Boolean(this.state.running)]);
+    if (place.dataset.shape === shape) return;
+    place.dataset.shape = shape;
     if (id === "zk") {
       const isUp = this.state.zookeeper === "running";
       fill(place, isUp ? [this._button("restart", null, "restart", "Restart ZooKeeper; sessions continue"), this._button("stop", null, "stop", "Stop ZooKeeper")] : this._button("start", null, "start", "Start ZooKeeper"),
@@ -96,6 +100,6 @@ export class Drill {
   }
 
   _button(name, broker, text, title) {
-    return h("button", { title, disabled: Boolean(this.state.running), "data-fault": `${name}-${broker ?? "zk"}`, class: ENDS.has(name) ? "good" : null, on: { click: () => this.perform(name, broker) } }, text);
+    return h("button", { title, disabled: Boolean(this.state.running), "data-fault": `${name}-${broker ?? "zk"}`, "data-key": `${name}-${broker ?? "zk"}`, class: ENDS.has(name) ? "good" : null, on: { click: () => this.perform(name, broker) } }, text);
   }
 }

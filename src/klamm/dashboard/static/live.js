@@ -6,6 +6,7 @@ import { showCluster } from "./cluster.js";
 import { fill } from "./dom.js";
 import { Drill } from "./drill.js";
 import { Groups } from "./groups.js";
+import { keysButton } from "./keys.js";
 import { hint } from "./parts.js";
 import { Pipelines } from "./pipelines.js";
 import { showRequests } from "./requests.js";
@@ -17,7 +18,7 @@ import { Transactions } from "./transactions.js";
 import { Viewer } from "./viewer.js";
 
 const $ = (id) => document.getElementById(id);
-const address = readAddress();
+let address = readAddress();
 const FIRST_WINDOW_MS = 20_000;
 const STATUS_EVERY_MS = 3_000;
 let about = { is_live: false, title: "", end_ms: null, most_records: Infinity };
@@ -81,11 +82,7 @@ function show() {
 }
 
 function place() {
-  if (address.p && run.partitions.has(address.p)) {
-    viewer.partition = viewer.chart.partition = address.p;
-    viewer.isChosen = true;
-    viewer.picker.value = address.p;
-  }
+  if (address.p && run.partitions.has(address.p)) viewer.choose(address.p);
   const [from, to] = (address.view || "").split("-").map(Number);
   if (address.t && to > from) {
     isFollowing = false;
@@ -96,6 +93,16 @@ function place() {
   } else viewer.look({ time: viewer.bounds.end });
   viewer.selectDecision(address.sel);
   $("live").setAttribute("aria-pressed", String(isFollowing));
+}
+
+function placeBack() {
+  if (!address.sel) viewer.select(null);
+  if (address.t || !about.is_live) place();
+  else {
+    if (address.p && run.partitions.has(address.p)) viewer.choose(address.p);
+    viewer.selectDecision(address.sel);
+    if (!isFollowing) follow(true);
+  }
 }
 
 // --- records
@@ -283,8 +290,11 @@ document.addEventListener("keydown", (event) => {
   if (TABS[event.key - 1]) open(TABS[event.key - 1], {}, true);
 });
 window.addEventListener("popstate", () => {
-  const fields = readAddress();
-  if (about.is_live) open(TABS.includes(fields.tab) ? fields.tab : "control", fields);
+  // Back, or another link in the same tab of the browser.
+  address = readAddress();
+  const name = about.is_live && TABS.includes(address.tab) ? address.tab : "control";
+  if (name === "control" && first !== null) placeBack();
+  open(name, address);
 });
 themeButton($("theme"), () => viewer.retheme());
 
@@ -294,6 +304,7 @@ $("title").textContent = $("title").title = about.title;
 document.title = `klamm: ${about.title}`;
 $("tabs").hidden = !about.is_live;
 isFollowing = about.is_live;
+keysButton($("keys"), { isLive: about.is_live });
 if (about.is_live) makePages();
 if (about.has_drill) drill = new Drill(viewer, receive);
 isPlaced = true;

@@ -594,11 +594,12 @@ export class Run {
   }
 
   // The newest update that a broker's cache has applied, and how many it has not applied that were sent to it.
-  updateAt(broker, time) {
+  updateAt(broker, time, isStale = false) {
+    // A stale cache without an update on the way: the controller has sent none since it decided, as to a broker without a session.
     const metadata = this.metadata.get(broker)?.at(time);
     if (!metadata) return null;
     const behind = this.metadataLag.get(broker)?.at(time)?.size ?? 0;
-    return { epoch: metadata.epoch, behind, text: `update ${metadata.count}, ${behind ? `${behind} behind` : "current"}` };
+    return { epoch: metadata.epoch, behind, text: `update ${metadata.count}, ${behind ? `${behind} behind` : isStale ? "no newer one sent" : "current"}` };
   }
 
   isStale(broker, tp, time) {

@@ -23,8 +23,8 @@ function stateRow(run, broker, time, partition, controller) {
   const session = run.sessions.get(broker)?.at(time);
   const replica = run.replicas.get(`${broker}/${partition}`)?.at(time);
   const known = run.knownOf(broker, partition)?.at(time);
-  const update = run.updateAt(broker, time);
   const isStale = run.isStale(broker, partition, time);
+  const update = run.updateAt(broker, time, isStale);
   const state = up !== "up" ? up : session && !session.isOpen ? "no session" : "";
   const isMissing = (!known || known.epoch === null) && up === "up" && run.truth.get(partition)?.at(time)?.leader >= 0;
   const cache = isMissing ? "unknown" : !known || known.epoch === null ? "" : known.leader === DELETED ? "forgotten" : `leader ${known.leader} e${known.epoch}`;

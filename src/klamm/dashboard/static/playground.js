@@ -2,6 +2,7 @@
 
 import { readAddress, writeAddress } from "./address.js";
 import { fill, h } from "./dom.js";
+import { keysButton } from "./keys.js";
 import { Run } from "./model.js";
 import { themeButton } from "./theme.js";
 import { Viewer } from "./viewer.js";
@@ -36,11 +37,13 @@ function status(text, isBad = false) {
 
 // --- plan and address
 
-const state = { seed: 1, brokers: 3, chaos: false, late_messages: false, end_ms: 2000, actions: [...FIRST], scenario: null, step: 0 };
+const DEFAULTS = { seed: 1, brokers: 3, chaos: false, late_messages: false, end_ms: 2000, actions: FIRST, scenario: null, step: 0 };
+const state = { ...DEFAULTS };
 let scenarios = [];
 
 function restore() {
   const address = readAddress();
+  Object.assign(state, DEFAULTS, { actions: [...FIRST] });
   if (address.seed !== undefined) state.seed = Number(address.seed) || 0;
   if (address.brokers) state.brokers = Math.max(1, Math.min(9, Number(address.brokers) || 3));
   state.chaos = address.chaos === "1";
@@ -173,22 +176,28 @@ function leaveGuide() {
   showGuide();
 }
 
-async function guide(scenario, step = 0) {
+async function guide(scenario, step = 0, place = null) {
+  // `place`: the time and the window of a link, instead of those of the step.
   Object.assign(state, scenario.plan, { scenario, step, actions: [...scenario.plan.actions] });
-  viewer.partition = scenario.partition;
+  viewer.partition = place?.partition || scenario.partition;
   const shown = await run();
   if (!shown) return;
   scenario.places ||= await call("places", scenario.name);
   showActions();
-  showStep(step, true);
+  showStep(step, true, place);
 }
 
-function showStep(step, isFirst = false) {
+function showStep(step, isFirst = false, place = null) {
   const { scenario } = state;
   state.step = Math.max(0, Math.min(scenario.steps.length - 1, step));
   const record = viewer.run.records[scenario.places[state.step]];
   showGuide();
   if (!record) return;
+  if (place) {
+    viewer.look(place);
+    viewer.selectRecord(record);
+    return;
+  }
   const before = state.step ? viewer.run.records[scenario.places[state.step - 1]]?.at_ms ?? 0 : record.at_ms - 40;
   const span = Math.max(110, (record.at_ms - before) * 1.5 + 60);
   const window = { start: record.at_ms - span * 0.72, end: record.at_ms + span * 0.28 };
@@ -226,7 +235,7 @@ function choose(name) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (!state.scenario || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
+  if (!state.scenario || /^(INPUT|SELECT)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "n") showStep(state.step + 1);
   if (event.key === "p") showStep(state.step - 1);
 });
@@ -234,6 +243,7 @@ document.addEventListener("keydown", (event) => {
 // --- page
 
 themeButton($("theme"), () => viewer.retheme());
+keysButton($("keys"), { isGuided: true });
 $("rerun").addEventListener("click", () => {
   leaveGuide();
   const chaos = $("chaos").checked;
@@ -253,23 +263,31 @@ $("link").addEventListener("click", async () => {
 });
 
 async function begin() {
-  const address = restore();
   const { version } = await call("version");
   scenarios = await call("scenarios");
   document.title = `klamm ${version}: a Kafka control plane in a browser tab`;
+  await show();
+  document.body.dataset.ready = "1";
+}
+
+async function show() {
+  // What the address holds. Another link in the same tab of the browser is shown without loading the page again.
+  viewer.pause();
+  const address = restore();
   showGuide();
   showActions();
   const scenario = scenarios.find((item) => item.name === address.scenario);
   if (address.p) viewer.partition = address.p;
   const [from, to] = (address.view || "").split("-").map(Number);
   const view = to > from ? { start: from, end: to } : undefined;
-  if (scenario) await guide(scenario, (Number(address.step) || 1) - 1);
+  const place = view && address.t ? { ...view, time: Number(address.t) || 0, partition: address.p } : null;
+  if (scenario) await guide(scenario, (Number(address.step) || 1) - 1, place);
   else if (!Object.keys(address).length) await guide(scenarios.find((item) => item.name === "death"));
   else {
     await run({ time: Number(address.t) || 0, view });
     viewer.selectDecision(address.sel);
   }
-  document.body.dataset.ready = "1";
 }
 
+window.addEventListener("hashchange", () => document.body.dataset.ready && show());
 begin().catch((error) => status(String(error.message || error).split("\n").at(-1), true));

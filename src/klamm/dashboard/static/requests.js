@@ -1,7 +1,7 @@
 // The Requests tab: each API with its rate, its errors and the phases of its slowest requests; and traced requests.
 
 import { fill, h } from "./dom.js";
-import { hint, numbers, percent, table } from "./parts.js";
+import { hint, numbers, percent, refill, table } from "./parts.js";
 import { slowRequests } from "./slow_requests.js";
 
 // In the order in which a request passes them. A quota mutes the connection after the response: that is not part of the total.
@@ -18,21 +18,26 @@ const BUSY = 0.2;
 const rate = (value) => (value === null || value === undefined ? "–" : value >= 10 ? Math.round(value) : value.toFixed(1));
 const time = (value) => (value >= 10 ? `${Math.round(value)} ms` : `${value.toFixed(2)} ms`);
 
+const figures = h("div");
+
 export function showRequests(element, status) {
+  // The figures are built again; the traces stay, so that a reader can type into their filter meanwhile.
+  const section = slowRequests();
+  if (figures.parentElement !== element) fill(element, figures, section);
+  section.hidden = Boolean(status.problem);
   if (status.problem) {
-    fill(element, h("p", { class: "bad" }, status.problem));
+    refill(figures, h("p", { class: "bad" }, status.problem));
     return;
   }
   const most = Math.max(1, ...status.requests.map((it) => sum(it.phases_ms)));
   const brokers = Object.values(status.activity);
-  fill(element,
+  refill(figures,
     table(["broker", "#requests/s", "#queue", "#longest queue", "#control queue", "#connections", "handlers idle", "network idle", "broker loop idle", "#its lag", "control loop idle", "#its lag"],
       brokers.map(brokerRow)),
     hint("The longest queue, idle shares and lags are those of the last minute. The lag is the largest delay of a timer: a request could have waited for the loop as long."),
     h("h2", {}, "Phases of the slowest requests of each API (99th percentile)"),
     h("p", { class: "legend" }, Object.entries(PHASES).map(([phase, title]) => h("span", {}, h("i", { class: `phase ${phase}` }), title))),
-    status.requests.length ? table(["API", "#per second", "#errors/s", "#total", "phases"], status.requests.map((it) => row(it, most))) : h("p", { class: "hint" }, "No metrics: start brokers with klamm.metrics.port; 0 picks a free port."),
-    slowRequests());
+    status.requests.length ? table(["API", "#per second", "#errors/s", "#total", "phases"], status.requests.map((it) => row(it, most))) : h("p", { class: "hint" }, "No metrics: start brokers with klamm.metrics.port; 0 picks a free port."));
 }
 
 const sum = (values) => Object.values(values).reduce((total, value) => total + value, 0);

@@ -1,6 +1,7 @@
 // Traced requests, slowest first, each with its waterfall: the phases, and the waits with the request that ended them.
 
-import { fill, h } from "./dom.js";
+import { h } from "./dom.js";
+import { refill } from "./parts.js";
 
 const PHASES = [
   ["request_queue_ms", "request_queue", "request queue"],
@@ -73,7 +74,7 @@ function show() {
     .filter((trace) => (polls.checked || !isPoll(trace)) && text(trace).includes(wanted))
     .sort((a, b) => b.total_ms - a.total_ms)
     .slice(0, MOST);
-  fill(list,
+  refill(list,
     answer.problem ? h("p", { class: "hint" }, answer.problem) : null,
     traces.length ? traces.map(card) : h("p", { class: "hint" }, answer.traces.length ? "No traced request matches." : OFF));
 }
@@ -81,7 +82,7 @@ function show() {
 function card(trace) {
   const key = keyOf(trace);
   const details = h("details", { class: "trace", open: opened.has(key) },
-    h("summary", {}, h("b", {}, `${trace.api} v${trace.api_version}`), ` ${ms(trace.total_ms)} `,
+    h("summary", { "data-key": key }, h("b", {}, `${trace.api} v${trace.api_version}`), ` ${ms(trace.total_ms)} `,
       trace.error !== "NONE" ? h("span", { class: "badge bad" }, trace.error) : null,
       trace.outcome !== "answered" ? h("span", { class: "badge bad" }, trace.outcome) : null,
       ` ${trace.partitions.slice(0, 3).map(place).join(", ")}${trace.partition_count > 3 ? ` and ${trace.partition_count - 3} more` : ""} `,

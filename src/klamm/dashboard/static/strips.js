@@ -80,7 +80,7 @@ export function cachePieces(chart, lane, series, end) {
     const known = entry.leader === -2 ? "forgets it" : `knows leader ${entry.leader} e${entry.epoch}`;
     for (let index = 0; index + 1 < cuts.length; index += 1) {
       const isStale = run.isStale(lane.id, partition, cuts[index]);
-      const update = run.updateAt(lane.id, cuts[index]);
+      const update = run.updateAt(lane.id, cuts[index], isStale);
       const text = `${isStale ? "stale: " : ""}${known}${update ? `  ${update.text}` : ""}`;
       const last = pieces[pieces.length - 1];
       if (last && last.text === text && last.to >= cuts[index] - 0.01) last.to = cuts[index + 1];

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { fill, h } from "./dom.js";
-import { age, badge, cells, choice, count, hint, numbers, problems, refill, table, tile, visible } from "./parts.js";
+import { age, badge, cells, choice, count, hint, linkRow, numbers, problems, refill, table, tile, visible } from "./parts.js";
 
 const MINUTES = [[0, "any age"], [1, "1 minute"], [5, "5 minutes"], [15, "15 minutes"], [60, "1 hour"]];
 
@@ -78,7 +78,7 @@ export class Transactions {
     }
     fill(this.hanging, problems(found.problems),
       found.hanging.length ? [table(["topic", "#partition", "#first offset", "#producer", "#epoch", "#last record"], found.hanging.map((it) =>
-        h("tr", { class: "link", tabindex: "0", title: "Show the records", on: { click: () => this.openTopic(it.topic, { start: "offset", value: String(it.start_offset), part: String(it.partition) }) } },
+        linkRow(`${it.topic}-${it.partition}-${it.start_offset}`, "Show the records", () => this.openTopic(it.topic, { start: "offset", value: String(it.start_offset), part: String(it.partition) }),
           h("td", {}, h("b", {}, visible(it.topic)), badge("hangs")), numbers([it.partition, count(it.start_offset), it.producer_id, it.producer_epoch, `${age(found.now_ms - it.last_timestamp_ms)} ago`])))),
       hint("Consumers with read_committed stop before its first offset. `klamm txn abort --topic T --partition P --start-offset N` ends it.")]
         : h("p", { class: "good" }, `None hangs. ${found.open} ${found.open === 1 ? "is" : "are"} open in the logs, ${found.suspects} without a record for so long.`));

@@ -5,6 +5,7 @@ import { fill, h, milliseconds } from "./dom.js";
 import { Overview } from "./overview.js";
 import { showSelection, showState, titleOf } from "./panels.js";
 import { COLOURS, TITLES } from "./paint.js";
+import { refill } from "./parts.js";
 import { lowerBound, upperBound } from "./series.js";
 import { chromeTrace } from "./trace.js";
 
@@ -108,7 +109,7 @@ export class Viewer {
     if (shape === this._shape) return;
     this._shape = shape;
     this.labels.style.height = `${height}px`;
-    fill(this.labels,
+    refill(this.labels,
       [...lanes.values()].map((lane) => h("div", { class: `lane ${typeof lane.id === "number" ? "broker" : lane.id}`, style: { top: `${lane.top}px`, height: `${lane.height}px` } },
         h("b", {}, lane.title), this.gutter(lane))),
       queues.map((queue) => h("div", { class: "queue", style: { top: `${queue.top}px`, height: `${queue.height}px` } }, queue.title)));

@@ -12,8 +12,9 @@ export function why(run, change) {
   const event = run.eventOf(change.broker_id, change.number, change.at_ms);
   if (event) causes(run, event, steps);
   for (const write of run.writesOf(change.broker_id, change.number)) {
-    // Times of records are whole milliseconds and durations are not, so a write may seem to begin before its event.
-    if (write.answered <= change.at_ms + 1 && write.start >= (event?.started ?? change.at_ms - MAX_BACK_MS) - 2) {
+    // Times of records are whole milliseconds and durations are not, so a write may seem to begin before its event. One that
+    // begins after the decision belongs to the next decision of the event.
+    if (write.answered <= change.at_ms + 1 && write.start <= change.at_ms && write.start >= (event?.started ?? change.at_ms - MAX_BACK_MS) - 2) {
       const checked = write.record.operations.find((operation) => operation.operation === "check");
       steps.push({ kind: "znode", at: write.start, end: write.answered, error: write.error,
         title: write.error === "NONE" ? `written to ZooKeeper: ${write.record.operation_count} operations` : `ZooKeeper refused: ${write.error}`,
