@@ -243,11 +243,13 @@ def _drill(page: Page, studio: Studio, cluster: LocalCluster) -> None:
     until(page, moved, [partition, leader])
     page.keyboard.press("w")
     expect(page.locator(".why")).to_contain_text("UpdateMetadata to broker")
-    around = """(name) => {
+    last_change = "window.klammViewer.run.changes.findLast((it) => `${it.topic}-${it.partition}` === name)"
+    around = f"""(name) => {{
         const viewer = window.klammViewer;
-        const change = viewer.run.changes.findLast((it) => `${it.topic}-${it.partition}` === name);
-        viewer.look({ start: change.at_ms - 1_200, end: change.at_ms + 500, time: change.at_ms + 400 });
-    }"""
+        const change = {last_change};
+        viewer.look({{ start: change.at_ms - 1_200, end: change.at_ms + 500, time: change.at_ms + 400 }});
+    }}"""
+    until(page, f"(name) => window.klammViewer.run.end > {last_change}.at_ms + 500", partition)
     page.evaluate(around, partition)
     page.wait_for_timeout(500)
     studio.take(page, "drill-dark")
@@ -262,10 +264,11 @@ def _drill(page: Page, studio: Studio, cluster: LocalCluster) -> None:
 
 
 PLAYGROUND: Final = {
-    "death-dark": "scenario=death&step=7",
-    "zombie-light": "scenario=zombie&step=5",
-    "why-light": "seed=1&do=250.create.orders.3,700.kill.1&t=900&p=orders-0&view=690-860",
+    "death-dark": ("scenario=death&step=7", 860),
+    "zombie-light": ("scenario=zombie&step=5", 760),
+    "why-light": ("seed=1&do=250.create.orders.3,700.kill.1&t=855&p=orders-0&view=690-870", 860),
 }
+"""The address of each picture, and its height."""
 
 
 class _Files(SimpleHTTPRequestHandler):
@@ -278,9 +281,9 @@ def take_playground(studio: Studio) -> None:
         server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(folder)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/index.html"
-        for name, fields in PLAYGROUND.items():
+        for name, (fields, height) in PLAYGROUND.items():
             if studio.wants(name):
-                with studio.page(f"{address}#{fields}", name.rpartition("-")[2], 800) as page:
+                with studio.page(f"{address}#{fields}", name.rpartition("-")[2], height) as page:
                     until(page, "document.body.dataset.ready === '1'")
                     if name != "zombie-light":  # the chain behind the election
                         page.keyboard.press("w")

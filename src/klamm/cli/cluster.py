@@ -37,7 +37,7 @@ from klamm.client.patience import QUICK_ANSWER
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.protocol.messages.metadata import MetadataResponse
+    from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
 
 app = typer.Typer(help="Inspect a cluster as a whole.", no_args_is_help=True)
 
@@ -198,7 +198,7 @@ def look(
     first = first_metadata(bootstrap, timeout_s)
     if first is None:
         return None
-    with ThreadPoolExecutor(max_workers=max(1, len(first.brokers))) as pool:
+    with ThreadPoolExecutor(max_workers=len(first.brokers) + 1) as pool:
         asked = {node.node_id: pool.submit(ask_metadata, (node.host, node.port), timeout_s) for node in first.brokers}
         views = {broker_id: answer for broker_id, future in asked.items() if (answer := future.result()) is not None}
         read = {
@@ -209,24 +209,37 @@ def look(
         listed = {
             n.node_id: pool.submit(advertised_listeners, n, timeout_s) for n in first.brokers if n.node_id in views
         }
+        # In parallel: while ZooKeeper is away, each of these waits until its time is up.
+        asking = _controller_first(first, views, first.controller_id)
+        answers = pool.submit(zookeeper_answers, _address(asking[0]), timeout_s) if asking else None
         control = find_controller(first, views, timeout_s)
         values = {broker_id: future.result() for broker_id, future in read.items()}
     truth = views.get(control.controller_id, first)
-    answering = [node for node in first.brokers if node.node_id in views]
-    answering.sort(key=lambda node: node.node_id != control.controller_id)
-    whom = (answering[0].host, answering[0].port) if answering else None
+    answering = _controller_first(first, views, control.controller_id)
+    whom = _address(answering[0]) if answering else None
     names = [str(topic.name) for topic in truth.topics]
     min_isrs = ask_min_isrs(whom, names, timeout_s) if whom is not None else {}
     result = _status(truth, views, values, min_isrs, control)
     for broker in result.brokers:
         broker.listeners = listed[broker.id].result() if broker.id in listed else []
-    result.zookeeper_answers = None if whom is None else zookeeper_answers(whom, timeout_s)
+    result.zookeeper_answers = None if answers is None else answers.result()
     if whom is not None:
         unwell = [TopicPartition(each.topic, each.partition) for each in result.unwell_partitions]
-        result.problems, result.unchecked = find_problems(
-            whom, answering[0].node_id, truth, unwell, timeout_s, zookeeper
-        )
+        # If it does not answer the brokers, one quick attempt shows the reason.
+        limit_s = min(timeout_s, QUICK_ANSWER.request_s) if result.zookeeper_answers is False else timeout_s
+        result.problems, result.unchecked = find_problems(whom, answering[0].node_id, truth, unwell, limit_s, zookeeper)
     return result
+
+
+def _controller_first(
+    first: MetadataResponse, views: Mapping[int, MetadataResponse], controller_id: int
+) -> list[MetadataResponseBroker]:
+    """Return the brokers that answer."""
+    return sorted((node for node in first.brokers if node.node_id in views), key=lambda it: it.node_id != controller_id)
+
+
+def _address(node: MetadataResponseBroker) -> Address:
+    return node.host, node.port
 
 
 def _status(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 40
 _OFF: Final = (
-    f"There is no topic {REQUEST_LOG_TOPIC}: nothing has been traced. Pass --on 1 to trace while this command runs, "
+    f"There is no topic {REQUEST_LOG_TOPIC}: no trace was written. Pass --on 1 to trace while this command runs, "
     f"or set {PREFIX}sample and {PREFIX}topic.enable."
 )
 
