@@ -61,7 +61,7 @@ class RemoteReplica:
 
     @property
     def confirmed_ms(self) -> int:
-        """A time, as late as is known, at which the follower still followed this leader.
+        """A time, as late as is known, at which the follower still followed this leader; 0 if it never did.
 
         A fetch may have waited in a socket while this broker was paused, so its arrival proves nothing. But its sender
         had the answer to the fetch before it, and so it followed this leader after that one had arrived.
@@ -86,13 +86,17 @@ class RemoteReplica:
             self.last_fetch_leader_log_end_offset = self.log_end_offset
 
     def reset(self, last_caught_up_time_ms: int) -> None:
-        """A new leader epoch begins: the follower's progress is unknown again."""
+        """A new leader epoch begins: the follower's progress is unknown again.
+
+        The election confirms nothing: its LeaderAndIsr may have waited in a socket while this broker was paused.
+        """
         self._session = None
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
         self.last_fetch_leader_log_end_offset = 0
         self.last_fetch_time_ms = 0
-        self._caught_up_ms = self._confirmed_ms = last_caught_up_time_ms
+        self._caught_up_ms = last_caught_up_time_ms
+        self._confirmed_ms = 0
         self.last_sent_high_watermark = UNKNOWN_OFFSET
 
     def on_fetch(

@@ -82,9 +82,9 @@ def test_a_fetch_confirms_the_leader_at_the_time_of_the_fetch_before() -> None:
     """The second fetch waited in the socket of a paused leader, so its arrival proves nothing."""
     remote = RemoteReplica(2)
     remote.reset(100)
-    assert remote.confirmed_ms == 100
+    assert remote.confirmed_ms == 0
     remote.on_fetch(0, 0, 0, 200, 1)
-    assert remote.confirmed_ms == 100
+    assert remote.confirmed_ms == 0
     remote.on_fetch(0, 0, 0, 9_000, 1)
     assert remote.confirmed_ms == 200
     assert is_confirmed((1, 2), {2: remote}, 9_000, 8_800)
@@ -92,6 +92,20 @@ def test_a_fetch_confirms_the_leader_at_the_time_of_the_fetch_before() -> None:
     assert is_confirmed((1,), {2: remote}, 9_000, 8_799)
     remote.on_fetch(0, 0, 0, 9_001, 1)
     assert is_confirmed((1, 2), {2: remote}, 9_001, 10)
+    silent = RemoteReplica(3)
+    assert not is_confirmed((1, 2, 3), {2: remote, 3: silent}, 9_001, 10), "either may have succeeded the leader"
+    assert is_confirmed((1, 2), {2: remote, 3: silent}, 9_001, 10)
+
+
+def test_an_election_confirms_nothing() -> None:
+    """Its LeaderAndIsr may have waited in the socket of a paused broker, which has a successor by now."""
+    remote = RemoteReplica(2)
+    remote.on_fetch(0, 0, 0, 8_000, 1)
+    remote.on_fetch(0, 0, 0, 8_500, 1)
+    assert is_confirmed((1, 2), {2: remote}, 9_000, 1_000)
+    remote.reset(9_000)
+    assert remote.last_caught_up_time_ms == 9_000
+    assert not is_confirmed((1, 2), {2: remote}, 9_000, 1_000)
 
 
 def test_fetches_of_a_session_confirm_the_leader_too() -> None:
