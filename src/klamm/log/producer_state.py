@@ -204,6 +204,12 @@ class ProducerStateManager:
         guard = self.verifications.begin(producer_id, producer_epoch, sequence, now_ms)
         return ErrorCode.INVALID_PRODUCER_EPOCH if guard is None else guard
 
+    def is_verifying(self, producer_id: int, producer_epoch: int, guard: VerificationGuard) -> bool:
+        """Whether the guard still allows the first append of the transaction, or the transaction is open already."""
+        state = self.verifications.get(producer_id)
+        is_current = state is not None and state.guard is guard
+        return is_current or self.has_open_transaction(producer_id, producer_epoch)
+
     def validate(
         self, batch: RecordBatch, origin: AppendOrigin, transaction: TransactionCheck | None = None
     ) -> Refusal | None:

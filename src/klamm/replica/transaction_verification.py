@@ -290,12 +290,27 @@ class _Verification:
 
     def _on_answer(self, answer: Errors) -> Errors | asyncio.Future[Errors]:
         errors: Errors = {tp: error for tp, error in answer.items() if error}
-        if self._append.version.bumps_epoch and ErrorCode.CONCURRENT_TRANSACTIONS in errors.values():
+        is_concurrent = ErrorCode.CONCURRENT_TRANSACTIONS in errors.values()
+        if self._append.version.bumps_epoch and (is_concurrent or self._is_outdated(errors)):
             return self._ask_again_later(errors)
         for tp, error in errors.items():
             if error not in _RETRIABLE and error != ErrorCode.CONCURRENT_TRANSACTIONS:
                 self._forget(tp)
         return errors
+
+    def _is_outdated(self, errors: Errors) -> bool:
+        """Whether a marker has ended the verification meanwhile, while the coordinator has confirmed the transaction.
+
+        It was a marker of the last transaction, whose producer continues before its markers are written. With a new
+        epoch per transaction, the next answer is about the same transaction, or a refusal.
+        """
+        for tp, guard in self.guards.items():
+            log = self._append.replicas.leader_log(tp)
+            if guard is None or tp in errors or isinstance(log, ErrorCode) or not log.is_open:
+                continue
+            if not log.producers.is_verifying(self._producer_id, self._producer_epoch, guard):
+                return True
+        return False
 
     def _forget(self, tp: TopicPartition) -> None:
         log, guard = self._append.replicas.leader_log(tp), self.guards.get(tp)
@@ -303,7 +318,7 @@ class _Verification:
             log.producers.verifications.refuse(self._producer_id, guard)
 
     def _ask_again_later(self, errors: Errors) -> Errors | asyncio.Future[Errors]:
-        """Ask again instead of the client: the previous transaction still completes, which takes milliseconds."""
+        """Ask again instead of the client: the previous transaction completes within milliseconds."""
         producers = self._append.replicas.transactional_producers
         config, loop = producers.config(), producers.loop
         if self._retry_until is None:

@@ -346,6 +346,21 @@ def test_version_2_asks_again_while_the_previous_transaction_completes(one: Lead
     assert one.values() == [b"a", b"b"]
 
 
+def test_version_2_asks_again_if_a_marker_of_the_previous_transaction_arrives_meanwhile(one: Leader) -> None:
+    """The question is late: the coordinator receives it when the markers are written, and confirms."""
+    one.broker.replicas.transactional_producers.config = lambda: VerificationConfig(True, 1, 60_000)
+    first = one.send((T0, data(b"a", epoch=1)), version=TV_2)
+    one.end(epoch=1)
+    one.coordinator.answer()
+    one.run(asyncio.ensure_future(until(lambda: len(one.coordinator.questions) == 2), loop=one.loop))
+    one.coordinator.answer()
+    assert one.errors(first) == [0] and one.values() == [b"a"]
+    late = one.send((T1, data(b"late", epoch=1)), version=TV_2)
+    one.end(T1, epoch=2)
+    one.coordinator.answer()
+    assert one.errors(late) == [ErrorCode.INVALID_PRODUCER_EPOCH] and one.values(T1) == []
+
+
 def test_stale_epochs_are_refused_without_a_question(one: Leader) -> None:
     one.coordinator.default = ErrorCode.NONE
     assert one.errors(one.send((T0, data(b"a", epoch=3)))) == [0]
