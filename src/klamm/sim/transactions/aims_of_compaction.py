@@ -19,6 +19,13 @@ GROUP: Final = "copiers"
 OFTEN: Final = 12
 """Records that fill some segments."""
 KEY: Final = b"key"
+SOON: Final = {**COMPACTION, "log.cleaner.delete.retention.ms": 300}
+"""Tombstones and markers go soon."""
+EXPIRING: Final = {
+    **COMPACTION,
+    "transactional.id.expiration.ms": 400,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": 250,
+}
 
 
 async def _compact_offsets(stage: Stage) -> None:
@@ -94,7 +101,28 @@ async def _compact_topic(stage: Stage) -> None:
     await first.abort()
 
 
+async def _miss_tombstone(stage: Stage) -> None:
+    """A transactional id expires while a replica is away. The others keep its tombstone until it is back."""
+    idle = Actor(stage, "idle")
+    await idle.init()
+    state, home = stage.transactions_of(idle.transactional_id), stage.controller
+    await stage.lead(state, home)
+    away = next(node for node in stage.nodes if node is not home)
+    away.kill()
+    await stage.wait(lambda: not stage.is_registered(away), "the session of the replica has ended")
+    log, tp = _log(home, state), await stage.partition_away_from(away)
+    end = log.log_end_offset
+    for number in range(4 * OFTEN):
+        other = Actor(stage, f"other.{number}")
+        await other.init()
+        await other.write(tp)
+        await other.commit()
+    await stage.wait(lambda: log.cleaner_offset > end + OFTEN, "the tombstone is in a segment that was compacted")
+    await asyncio.sleep(1.0)
+
+
 AIMS_OF_COMPACTION: Final[dict[str, Aim]] = {
-    "compacted offsets": Aim(_compact_offsets, COMPACTION),
-    "compacted topic": Aim(_compact_topic, {**COMPACTION, "log.cleanup.policy": "compact", "log.segment.bytes": 500}),
+    "compacted offsets": Aim(_compact_offsets, SOON),
+    "compacted topic": Aim(_compact_topic, {**SOON, "log.cleanup.policy": "compact", "log.segment.bytes": 500}),
+    "replica that was away": Aim(_miss_tombstone, EXPIRING),
 }

@@ -47,11 +47,15 @@ COMPACTION: Final[dict[str, object]] = {
     "log.cleaner.enable": True,
     "log.cleaner.backoff.ms": 200,
     "log.cleaner.min.cleanable.ratio": 0.01,
-    "log.cleaner.delete.retention.ms": 300,
+    "log.cleaner.delete.retention.ms": 20_000,
     "transaction.state.log.segment.bytes": 1_000,
     "offsets.topic.segment.bytes": 1_000,
 }
-"""The logs of coordinators are compacted all the time, and tombstones and markers go soon."""
+"""The logs of coordinators are compacted all the time.
+
+Tombstones and markers stay for longer than a broker is down, as in Kafka: a replica that misses them keeps the records
+that they end.
+"""
 SETTINGS: Final[dict[str, object]] = {
     "transaction.state.log.num.partitions": 2,
     "transaction.state.log.replication.factor": 3,
