@@ -8,7 +8,7 @@ from typing import Final
 
 import klamm.apis.docs
 import klamm.config.docs
-from docgen import articles, cli, metrics, spark_functions
+from docgen import articles, cli, metrics, spark_functions, transaction_rules
 
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -17,6 +17,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "docs/reference/cli.md": cli.render,
     "docs/reference/metrics.md": metrics.render,
     "docs/reference/spark.md": lambda: spark_functions.render(ROOT / "docs/reference/spark.md"),
+    "docs/reference/transaction-rules.md": transaction_rules.render,
     "docs/articles.md": articles.render,
 }
 

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from klamm.client.asyncio_connection import BrokerConnection
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from klamm.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -122,10 +123,20 @@ class Client:
                     self._epochs[tp] = partition.leader_epoch
 
 
-async def create_topic(client: Client, topic: str, partitions: int, replication_factor: int) -> None:
+async def create_topic(
+    client: Client,
+    topic: str,
+    partitions: int,
+    replication_factor: int,
+    configs: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Wait until the topic exists."""
     wanted = CreatableTopic(
-        name=topic, num_partitions=partitions, replication_factor=replication_factor, assignments=(), configs=()
+        name=topic,
+        num_partitions=partitions,
+        replication_factor=replication_factor,
+        assignments=(),
+        configs=[CreatableTopicConfig(name=name, value=value) for name, value in configs.items()],
     )
     while True:
         try:

@@ -14,7 +14,9 @@ from docgen import event_table
 from docgen.metric_table import METRICS
 from docgen.metrics import exported_names
 from docgen.pages import PAGES
+from docgen.transaction_rules import RULES
 from klamm.controller import events
+from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
 from tests.support.source_tree import ROOT, text_files
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -69,6 +71,12 @@ def test_the_table_has_every_event_and_its_handler() -> None:
     assert {row.event for row in rows} == {event.__name__ for event in get_args(events.ControllerEvent)}
     # After UncleanReplicaWaitOver only the review follows, as after other events.
     assert {row.event for row in rows if not row.handlers} <= {"UncleanReplicaWaitOver"}
+
+
+def test_every_mutant_of_transactions_belongs_to_one_rule() -> None:
+    named = [name for rules in RULES.values() for rule in rules for name in rule.mutants]
+    assert len(named) == len(set(named))
+    assert set(named) == set(TRANSACTION_MUTANTS), "describe these in docgen/transaction_rules.py, then run: make docs"
 
 
 def test_no_metric_is_described_twice() -> None:

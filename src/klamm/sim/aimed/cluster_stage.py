@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 from klamm.broker import Broker
@@ -89,9 +90,11 @@ class AimedStage(WatchedRun):
     async def ask(self, node: SimNode, request: Message, version: int) -> Any:
         return await self.as_admin(self._admin.ask(node.id, request, version))
 
-    async def create_topic(self, name: str, replicas: int) -> TopicPartition:
+    async def create_topic(
+        self, name: str, replicas: int, configs: Mapping[str, str] = MappingProxyType({})
+    ) -> TopicPartition:
         """Create another topic with one partition, which the checkers do not read."""
-        await self.as_admin(create_topic(self._admin, name, 1, replicas))
+        await self.as_admin(create_topic(self._admin, name, 1, replicas, configs))
         return TopicPartition(name, 0)
 
     async def move(self, tp: TopicPartition, *nodes: SimNode) -> None:
@@ -154,14 +157,23 @@ class AimedStage(WatchedRun):
 
     async def lead(self, tp: TopicPartition, node: SimNode) -> None:
         """Make this broker the leader, without the loss of a connection."""
-        others = [other.id for other in self.nodes if other is not node]
-        self.cluster.note(f"aimed: broker {node.id} shall lead {tp}")
-        await self.as_admin(reassign(self._admin, self.controller.id, tp, [node.id, *others]))
+        await self.prefer(tp, node)
         until_s = self.now_s + WAIT_S
         while self._leader(tp) is not node:
             require(self.now_s < until_s, f"broker {node.id} does not become the leader of {tp}")
-            await self.as_admin(elect_preferred(self._admin, self.controller.id, tp))
+            await self.elect(tp)
             await asyncio.sleep(0.02)
+
+    async def prefer(self, tp: TopicPartition, node: SimNode) -> None:
+        """Make this broker the preferred leader."""
+        others = [other.id for other in self.nodes if other is not node]
+        self.cluster.note(f"aimed: broker {node.id} shall lead {tp}")
+        await self.as_admin(reassign(self._admin, self.controller.id, tp, [node.id, *others]))
+
+    async def elect(self, tp: TopicPartition) -> ErrorCode:
+        """Have the controller elect the preferred leader."""
+        code: ErrorCode = await self.as_admin(elect_preferred(self._admin, self.controller.id, tp))
+        return code
 
     def detain(self, source: str, request: type[Message], target: SimNode | None = None) -> Detention:
         """The next such request waits in the network, with its connection."""

@@ -16,6 +16,12 @@ OF_LIMITS: Final = {
         "        factor = max(1, min(factor, live_brokers))\n",
         "        pass\n",
     ),
+    "a_number_of_replicas_that_is_set_is_lowered": aimed(
+        "replicas that are set",
+        _A + "missing_topics",
+        "    if not _is_set(config, _TRANSACTION_FACTOR):\n",
+        "    if True:\n",
+    ),
     "two_replicas_need_both": aimed(
         "cluster of two",
         _A + "missing_topics",

@@ -21,6 +21,31 @@ OF_GROUPS_AND_LOGS: Final = {
         "generation_id)\n",
         "        return ErrorCode.NONE\n    return ErrorCode.NONE\n",
     ),
+    "members_are_checked_before_the_verification": aimed(
+        "generation that ends meanwhile",
+        _C + "group_coordinator",
+        "        def admit() -> GroupMetadata | ErrorCode:\n            error = self._status(group_id)\n",
+        "        known = self._manager.get(group_id) or GroupMetadata(group_id, 0)\n"
+        "        early = membership.validate_transactional_offset_commit(\n"
+        "            known, member.member_id, member.group_instance_id, generation_id\n"
+        "        )\n\n"
+        "        def admit() -> GroupMetadata | ErrorCode:\n"
+        "            if early is ErrorCode.NONE:\n"
+        "                return self._manager.get_or_add(group_id)\n"
+        "            error = self._status(group_id)\n",
+    ),
+    "offsets_are_not_verified": aimed(
+        "offsets outside of the transaction",
+        _R + "transaction_verification",
+        "        is_needed = version.bumps_epoch or replicas.transactional_producers.config().is_enabled\n",
+        "        is_needed = version.bumps_epoch or self._append.origin is AppendOrigin.CLIENT\n",
+    ),
+    "offsets_are_not_added": aimed(
+        "offsets with a bump",
+        _A + "txn_offset_commit",
+        "    return TransactionVersion.TV_2 if version >= _FIRST_THAT_ADDS else TransactionVersion.TV_0\n",
+        "    return TransactionVersion.TV_0\n",
+    ),
     "unstable_offsets_are_returned": aimed(
         "unstable offset",
         _C + "group_coordinator",
@@ -51,18 +76,6 @@ OF_GROUPS_AND_LOGS: Final = {
         "        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if partition.is_loading else ErrorCode.NONE\n",
         "        return ErrorCode.NONE\n",
     ),
-    "a_deposed_group_coordinator_returns_offsets": aimed(
-        "paused group coordinator",
-        _C + "group_coordinator",
-        "        if require_stable and not self._manager.is_confirmed(group_id):\n",
-        "        if False:\n",
-    ),
-    "the_arrival_of_a_fetch_confirms_the_leader": aimed(
-        "paused group coordinator",
-        _R + "remote_replica",
-        "return self._confirmed_ms if session is None else max(self._confirmed_ms, session.previous_fetch_ms)",
-        "return self._confirmed_ms if session is None else max(self._confirmed_ms, session.last_fetch_ms)",
-    ),
     "an_unreplicated_end_is_stable": aimed(
         "unreplicated end",
         _L + "producer_state",
@@ -92,6 +105,43 @@ OF_GROUPS_AND_LOGS: Final = {
         _L + "producer_rebuild",
         "        aborted = producers.update(batch) if batch.producer_id >= 0 else None\n",
         "        aborted = producers.update(batch) if batch.producer_id >= 0 and batch.is_control else None\n",
+    ),
+    "followers_show_open_transactions": aimed(
+        "reader of a follower",
+        _R + "partition_reader",
+        "    end = end_of(log, isolation)\n    if fetch.fetch_offset == end:\n",
+        "    end = end_of(log, isolation) if partition.is_leader else log.high_watermark\n"
+        "    if fetch.fetch_offset == end:\n",
+    ),
+    "followers_have_no_aborted_list": aimed(
+        "reader of a follower",
+        _R + "partition_reader",
+        "    if wants_aborted:\n        read.aborted",
+        "    if wants_aborted and partition.is_leader:\n        read.aborted",
+    ),
+    "times_are_found_in_open_transactions": aimed(
+        "reader of a follower",
+        _R + "partition_reader",
+        "    if found is not None and found.offset < end:\n",
+        "    if found is not None:\n",
+    ),
+    "markers_are_limited_like_records": aimed(
+        "small messages",
+        _L + "validator",
+        "    if size > config.max_message_bytes and (origin is _CLIENT or not batch.attributes & CONTROL_BIT):\n",
+        "    if size > config.max_message_bytes:\n",
+    ),
+    "a_level_has_the_epoch_of_the_last_one": aimed(
+        "broker that joins",
+        _T + "transaction_feature",
+        "max(self.finalized.epoch + 1, now_ms)",
+        "max(self.finalized.epoch, 1)",
+    ),
+    "ends_with_a_bump_need_the_level": aimed(
+        "broker that joins",
+        _A + "end_txn",
+        "TransactionVersion.TV_2 if ctx.api_version >= 5 else",
+        "TransactionVersion.TV_2 if ctx.api_version >= 5 and broker.features.version.bumps_epoch else",
     ),
     "an_unknown_broker_keeps_the_level": aimed(
         "broker that joins",
@@ -142,6 +192,12 @@ OF_COMPACTION: Final = {
         _L + "compaction",
         "                self._committing.discard(producer_id)\n                return False\n",
         "                self._committing.discard(producer_id)\n                return True\n",
+    ),
+    "tombstones_go_at_once": aimed(
+        "replica that was away",
+        _L + "compaction",
+        "    expired = horizon is not None and horizon <= plan.now_ms\n",
+        "    expired = horizon is not None\n",
     ),
     "compaction_forgets_producers": aimed(
         "compacted topic",

@@ -1,7 +1,8 @@
 """Bugs that aimed scenarios catch, one per rule of transactions. Each names its scenario.
 
 Those of groups, logs, versions and compaction are in `aimed_log_mutants`, those of single requests in
-`aimed_request_mutants`, those of the limits of a cluster in `aimed_limit_mutants`.
+`aimed_request_mutants`, those of the limits of a cluster in `aimed_limit_mutants`, those of paused coordinators in
+`aimed_pause_mutants`, those of races in `aimed_race_mutants`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Final
 from klamm.sim.mutant import Mutant, aimed
 from klamm.sim.transactions.aimed_limit_mutants import OF_LIMITS
 from klamm.sim.transactions.aimed_log_mutants import OF_COMPACTION, OF_GROUPS_AND_LOGS
+from klamm.sim.transactions.aimed_pause_mutants import OF_PAUSES
+from klamm.sim.transactions.aimed_race_mutants import OF_RACES
 from klamm.sim.transactions.aimed_request_mutants import OF_REQUESTS
 
 _A: Final = "klamm.apis."
@@ -29,6 +32,12 @@ _OF_ENDS: Final = {
         _T + "end_rules",
         "    return txn.state is TransactionState.EMPTY or (",
         "    return True or (",
+    ),
+    "an_abort_after_a_known_commit_is_refused": aimed(
+        "repeated end",
+        _T + "end_rules",
+        "(request.origin is not None and request.origin == txn.answered_on)",
+        "False",
     ),
     "an_abort_with_nothing_open_is_refused": aimed(
         "repeated end",
@@ -155,18 +164,6 @@ _OF_ENDS: Final = {
         _L + "producer_state",
         "        return entry.current_txn_first_offset is None and idle_ms >=",
         "        return idle_ms >=",
-    ),
-    "a_deposed_coordinator_answers_from_memory": aimed(
-        "paused transaction coordinator",
-        _T + "transaction_coordinator",
-        "        if answer in _HARMLESS or self._manager.is_confirmed(partition):\n",
-        "        if True:\n",
-    ),
-    "a_deposed_coordinator_refuses_an_end": aimed(
-        "paused transaction coordinator with a bump",
-        _T + "transaction_coordinator",
-        "        answer = self._from_memory(partition, decision)\n",
-        "        answer = decision\n",
     ),
     "silent_producers_do_not_expire": aimed(
         "silent producer",
@@ -352,6 +349,20 @@ _OF_LATE_REQUESTS: Final = {
         "(not renews_epoch and _is_late(",
         "(origin is AppendOrigin.COORDINATOR and _is_late(",
     ),
+    "followers_do_not_remember_aborts": aimed(
+        "late batch after a return",
+        _L + "appending",
+        "            log.write(batch, (batch.view,), batch.size_bytes, batch.last_offset, now_ms)\n",
+        "            log.write(batch, (batch.view,), batch.size_bytes, batch.last_offset, now_ms)\n"
+        "            if batch.is_control:\n"
+        "                log.producers.entries[batch.producer_id].aborted_after = 0\n",
+    ),
+    "clients_that_renew_their_epoch_connect_again": aimed(
+        "batch after an abort",
+        _R + "transaction_verification",
+        "(not renews_epoch and _is_late(",
+        "(_is_late(",
+    ),
     "late_offsets_join_after_an_abort": aimed(
         "late offsets after an abort",
         _R + "transaction_verification",
@@ -420,4 +431,6 @@ AIMED_MUTANTS: Final[dict[str, Mutant]] = {
     **OF_COMPACTION,
     **OF_REQUESTS,
     **OF_LIMITS,
+    **OF_PAUSES,
+    **OF_RACES,
 }

@@ -38,6 +38,30 @@ OF_REQUESTS: Final = {
         '    if batch.attributes & CONTROL_BIT:\n        return "clients cannot write control records"\n',
         "",
     ),
+    "transactions_have_no_producer": aimed(
+        "control records of a client",
+        _L + "validator",
+        '    return "a transactional batch needs a producer id" if batch.producer_id < 0 else None\n',
+        "    return None\n",
+    ),
+    "operators_commit": aimed(
+        "marker of an operator",
+        _A + "write_txn_markers",
+        "        is_abort = first is not None and not first.transaction_result and first.producer_id >= 0\n",
+        "        is_abort = first is not None\n",
+    ),
+    "operators_raise_producer_epochs": aimed(
+        "marker of an operator",
+        _L + "producer_state",
+        "    if entry is None or entry.current_txn_first_offset is None or batch.producer_epoch !=",
+        "    if entry is None or entry.current_txn_first_offset is None or batch.producer_epoch <",
+    ),
+    "operators_depose_coordinators": aimed(
+        "marker of an operator",
+        _L + "producer_state",
+        "    if marker is None or marker.coordinator_epoch <= max(entry.coordinator_epoch, 0):\n",
+        "    if True:\n",
+    ),
     "some_partitions_are_added": aimed(
         "missing partition",
         _A + "add_partitions_to_txn",

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH
+from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH, TransactionState
 from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest
 from klamm.sim.aimed.cluster_stage import AimedStage
@@ -86,6 +86,17 @@ class Stage(AimedStage):
         """The leader of the transactional id's partition, whose topic is created if necessary."""
         await self._find(TRANSACTION_KEY, transactional_id, TRANSACTION_STATE_TOPIC)
         return await self.leader(self.transactions_of(transactional_id))
+
+    async def completed(self, coordinator: SimNode, transactional_id: str) -> None:
+        """Wait until the markers of a commit are written and its completion is stored, as its coordinator knows."""
+        broker = coordinator.broker
+        assert broker is not None
+
+        def is_completed() -> bool:
+            value = broker.transactions.describe(transactional_id).value
+            return value is not None and value.state is TransactionState.COMPLETE_COMMIT
+
+        await self.wait(is_completed, "the transaction is complete")
 
     async def group_coordinator(self, group: str) -> SimNode:
         await self._find(GROUP_KEY, group, GROUP_METADATA_TOPIC)

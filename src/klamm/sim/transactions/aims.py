@@ -12,6 +12,8 @@ from klamm.sim.transactions.aims_of_late_requests import AIMS_OF_LATE_REQUESTS
 from klamm.sim.transactions.aims_of_limits import AIMS_OF_LIMITS
 from klamm.sim.transactions.aims_of_logs import AIMS_OF_LOGS
 from klamm.sim.transactions.aims_of_markers import AIMS_OF_MARKERS
+from klamm.sim.transactions.aims_of_pauses import AIMS_OF_PAUSES
+from klamm.sim.transactions.aims_of_races import AIMS_OF_RACES
 from klamm.sim.transactions.aims_of_requests import AIMS_OF_REQUESTS
 
 AIMS: Final[dict[str, Aim]] = {
@@ -23,4 +25,6 @@ AIMS: Final[dict[str, Aim]] = {
     **AIMS_OF_COMPACTION,
     **AIMS_OF_REQUESTS,
     **AIMS_OF_LIMITS,
+    **AIMS_OF_PAUSES,
+    **AIMS_OF_RACES,
 }

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
-from klamm.coordinator.transaction.transaction_metadata import TransactionState
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
 from klamm.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from klamm.protocol.messages.end_txn import EndTxnRequest
-from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
 from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from klamm.sim.aimed.cluster_stage import expect
-from klamm.sim.cluster import SimNode
 from klamm.sim.transactions.aimed_actor import Actor
 from klamm.sim.transactions.aimed_stage import REPAIRED, Aim, Stage
 from klamm.sim.violation import require
 
 MAX_TIMEOUT_MS: Final = 900_000
 EXPIRATION_MS: Final = 400
-CUT_S: Final = 4.0
 
 
 async def _repeat_end(stage: Stage) -> None:
@@ -40,6 +34,7 @@ async def _repeat_end(stage: Stage) -> None:
     expect("an abort with nothing open", await actor.end(commit=False), ErrorCode.NONE)
     await actor.write(stage.tps[0])
     await actor.commit()
+    expect("an abort after the answer to the commit", await actor.end(commit=False), ErrorCode.NONE)
 
 
 async def _repeat_bumped_end(stage: Stage) -> None:
@@ -185,56 +180,6 @@ async def _outlive_producer_state(stage: Stage) -> None:
     await actor.commit()
 
 
-async def _ask_deposed(stage: Stage, *, is_new: bool) -> None:
-    """A coordinator that was paused for longer than its session does not answer EndTxn from memory (decision 0042).
-
-    It knows the last transaction, and another coordinator has the present one. Its success would be a lost write, and
-    its INVALID_TXN_STATE is fatal for the client.
-    """
-    actor = Actor(stage, "w", is_new=is_new)
-    await actor.init()
-    home = await stage.coordinator(actor.transactional_id)
-    tp = await stage.partition_away_from(home)
-    await actor.write(tp)
-    await actor.commit()
-    await _completed(stage, home, actor)
-    others = [node for node in stage.nodes if node is not home]
-    fetches = [stage.detain(other.host, FetchRequest, home) for other in others]
-    for fetch in fetches:
-        await stage.detained(fetch)
-    stage.pause(home)
-    for fetch in fetches:
-        fetch.release()
-    for other in others:
-        stage.cluster.network.cut(other.host, home.host, stage.now_s + CUT_S)
-    transactions = stage.transactions_of(actor.transactional_id)
-    await stage.wait(lambda: stage.is_led_by_other(transactions, home), "the coordinator has a successor")
-    await stage.wait(lambda: all(_knows_other(node, transactions, home) for node in others), "all know the successor")
-    await actor.write(tp)
-    asking = asyncio.ensure_future(actor.ask_to_commit(home))
-    await asyncio.sleep(0.05)
-    stage.resume(home)
-    expect("the commit at a deposed coordinator", await asking, None, ErrorCode.NOT_COORDINATOR)
-    await actor.commit()
-
-
-def _knows_other(node: SimNode, tp: TopicPartition, former: SimNode) -> bool:
-    state = None if node.broker is None else node.broker.metadata.snapshot.partition(*tp)
-    return state is not None and state.leader != former.id
-
-
-async def _completed(stage: Stage, coordinator: SimNode, actor: Actor) -> None:
-    """Wait until the markers of a commit are written, as far as its coordinator knows."""
-    broker = coordinator.broker
-    assert broker is not None
-
-    def is_completed() -> bool:
-        value = broker.transactions.describe(actor.transactional_id).value
-        return value is not None and value.state is TransactionState.COMPLETE_COMMIT
-
-    await stage.wait(is_completed, "the first transaction is complete")
-
-
 AIMS_OF_ENDS: Final[dict[str, Aim]] = {
     "repeated end": Aim(_repeat_end),
     "repeated end with a bump": Aim(_repeat_bumped_end, REPAIRED),
@@ -243,8 +188,6 @@ AIMS_OF_ENDS: Final[dict[str, Aim]] = {
     "take-over": Aim(_take_over, REPAIRED),
     "stored last epoch": Aim(_abort_in_last_epoch, REPAIRED, max_epoch=5),
     "timeout": Aim(_time_out),
-    "paused transaction coordinator": Aim(partial(_ask_deposed, is_new=False)),
-    "paused transaction coordinator with a bump": Aim(partial(_ask_deposed, is_new=True), REPAIRED),
     "idle transactional id": Aim(
         _expire,
         {

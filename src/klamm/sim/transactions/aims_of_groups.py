@@ -9,17 +9,15 @@ from typing import Final
 from klamm.broker import Broker
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
-from klamm.protocol.messages.fetch import FetchRequest
+from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from klamm.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from klamm.protocol.messages.sync_group import SyncGroupRequest
 from klamm.sim.aimed.cluster_stage import expect
 from klamm.sim.transactions.aimed_actor import Actor
-from klamm.sim.transactions.aimed_stage import Aim, Stage
+from klamm.sim.transactions.aimed_stage import REPAIRED, Aim, Stage
 from klamm.sim.violation import require
 
 GROUP: Final = "copiers"
-CUT_S: Final = 4.0
-"""The end of the followers' connections arrives late."""
 
 
 async def _join(actor: Actor, member_id: str) -> tuple[int, str]:
@@ -63,6 +61,48 @@ async def _fence_member(stage: Stage) -> None:
     await actor.commit()
     found = await actor.committed_offset(GROUP, tp)
     require(found == 7, f"the group has committed {found}, expected: 7")
+
+
+async def _rejoin_while_verifying(stage: Stage) -> None:
+    """The generation of a member ends while the transaction of its offsets is being verified."""
+    actor, tp = Actor(stage, "c"), stage.tps[0]
+    await actor.init()
+    home = await stage.group_coordinator(GROUP)
+    coordinator = next(node for node in stage.nodes if node is not home)
+    await stage.lead(stage.transactions_of(actor.transactional_id), coordinator)
+    old = await _join(actor, "")
+    await actor.add_offsets(GROUP)
+    question = stage.detain(home.host, AddPartitionsToTxnRequest, coordinator)
+    sending = asyncio.ensure_future(actor.commit_offset(GROUP, tp, 5, member=old))
+    await stage.detained(question)
+    new = await _join(actor, old[1])
+    require(new[0] > old[0], f"the generation after {old} is {new}")
+    question.release()
+    expect("offsets of a generation that has ended", await sending, ErrorCode.ILLEGAL_GENERATION)
+    await actor.abort()
+
+
+async def _commit_outside(stage: Stage) -> None:
+    """Offsets without AddOffsetsToTxn would stay pending for ever."""
+    actor, tp = Actor(stage, "c"), stage.tps[0]
+    await actor.init()
+    refused = await actor.commit_offset(GROUP, tp, 5)
+    expect("offsets outside of the transaction", refused, ErrorCode.INVALID_TXN_STATE)
+    await actor.write(tp)
+    await actor.commit()
+    found = await actor.committed_offset(GROUP, tp)
+    require(found == -1, f"the group has committed {found}, expected: nothing")
+
+
+async def _commit_with_bump(stage: Stage) -> None:
+    """Clients of the repaired protocol do not send AddOffsetsToTxn: TxnOffsetCommit v5 adds the offsets."""
+    actor, tp = Actor(stage, "c", is_new=True), stage.tps[0]
+    await actor.init()
+    for offset in (5, 9):
+        expect("the offsets", await actor.commit_offset(GROUP, tp, offset), ErrorCode.NONE)
+        await actor.commit()
+        found = await actor.committed_offset(GROUP, tp)
+        require(found == offset, f"the group has committed {found}, expected: {offset}")
 
 
 async def _wait_for_stable_offset(stage: Stage) -> None:
@@ -121,45 +161,11 @@ def _ask_when_elected(
     broker.replicas.leadership_listeners.append(on_leadership)
 
 
-async def _deposed_coordinator(stage: Stage) -> None:
-    """A coordinator that was paused for longer than its session does not answer with old offsets (decision 0042).
-
-    Meanwhile another coordinator commits newer offsets. The request for offsets waits in a socket until it resumes, and
-    so do fetches of followers that are older than the election.
-    """
-    actor, tp = Actor(stage, "c"), stage.tps[0]
-    await actor.init()
-    home = await stage.group_coordinator(GROUP)
-    others = [node for node in stage.nodes if node is not home]
-    await stage.lead(stage.transactions_of(actor.transactional_id), others[0])
-    await actor.add_offsets(GROUP)
-    expect("the offsets", await actor.commit_offset(GROUP, tp, 5), ErrorCode.NONE)
-    await actor.commit()
-    require(await actor.committed_offset(GROUP, tp) == 5, "the first offset is not committed")
-    fetches = [stage.detain(other.host, FetchRequest, home) for other in others]
-    for fetch in fetches:
-        await stage.detained(fetch)
-    stage.pause(home)
-    for fetch in fetches:
-        fetch.release()
-    for other in others:
-        stage.cluster.network.cut(other.host, home.host, stage.now_s + CUT_S)
-    await stage.wait(lambda: not stage.is_registered(home), "the session of the coordinator has ended")
-    await actor.add_offsets(GROUP)
-    expect("the next offsets", await actor.commit_offset(GROUP, tp, 9), ErrorCode.NONE)
-    await actor.commit()
-    require(await actor.committed_offset(GROUP, tp) == 9, "the second offset is not committed")
-    asking = asyncio.ensure_future(actor.stable_offset(GROUP, tp, of=home))
-    await asyncio.sleep(0.05)
-    stage.resume(home)
-    code, found = await asking
-    is_refused = code is not ErrorCode.NONE
-    require(is_refused or found == 9, f"a deposed coordinator answered {found} after 9 was committed")
-
-
 AIMS_OF_GROUPS: Final[dict[str, Aim]] = {
     "member of an earlier generation": Aim(_fence_member),
+    "generation that ends meanwhile": Aim(_rejoin_while_verifying),
+    "offsets outside of the transaction": Aim(_commit_outside),
+    "offsets with a bump": Aim(_commit_with_bump, REPAIRED),
     "unstable offset": Aim(_wait_for_stable_offset),
     "loading coordinators": Aim(_load),
-    "paused group coordinator": Aim(_deposed_coordinator),
 }

@@ -8,6 +8,7 @@ from typing import Final
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
+from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.end_txn import EndTxnRequest
 from klamm.protocol.messages.produce import ProduceRequest
 from klamm.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
@@ -78,6 +79,42 @@ async def _late_batch(stage: Stage) -> None:
     await actor.add(tp)
     late.release()
     expect("a batch of an aborted transaction", await sending, None)
+    await actor.commit()
+
+
+async def _late_batch_after_return(stage: Stage) -> None:
+    """The same, but another broker led the partition during the abort: followers remember it too."""
+    actor, tp = Actor(stage, "w"), stage.tps[0]
+    await actor.init()
+    await actor.write(tp)
+    home = await stage.leader(tp)
+    late = stage.detain(actor.host, ProduceRequest)
+    sending = asyncio.ensure_future(actor.produce(tp, on="first", once=True))
+    await stage.detained(late)
+    other = next(node for node in stage.nodes if node is not home)
+    await stage.lead(tp, other)
+    await actor.abort()
+    assert home.broker is not None
+    log = home.broker.logs.logs[tp]
+    await stage.wait(lambda: log.last_stable_offset == 2, "the follower knows of the abort")
+    await stage.lead(tp, home)
+    await actor.add(tp)
+    late.release()
+    expect("a batch of an aborted transaction", await sending, None)
+    await actor.commit()
+
+
+async def _keep_connection(stage: Stage) -> None:
+    """A client that takes a new epoch after a batch of unknown fate keeps its connection after an abort."""
+    actor, tp = Actor(stage, "w"), stage.tps[0]
+    await actor.init()
+    leader = await stage.leader(tp)
+    name = ApiVersionsRequest(client_software_name="librdkafka", client_software_version="2.6.0")
+    await actor.ask(leader, name, 3, on=DATA)
+    await actor.write(tp)
+    await actor.abort()
+    await actor.add(tp)
+    expect("a batch after an abort", await actor.produce(tp, once=True), ErrorCode.NONE)
     await actor.commit()
 
 
@@ -252,6 +289,8 @@ AIMS_OF_LATE_REQUESTS: Final[dict[str, Aim]] = {
     "late end after a return": Aim(_late_end_after_return),
     "older connection": Aim(_older_connection),
     "late batch": Aim(_late_batch),
+    "late batch after a return": Aim(_late_batch_after_return),
+    "batch after an abort": Aim(_keep_connection),
     "late offsets": Aim(_late_offsets),
     "late offsets after a return": Aim(_late_offsets_after_return),
     "late offsets after an abort": Aim(_late_offsets_after_abort),

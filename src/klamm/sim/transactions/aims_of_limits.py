@@ -47,6 +47,18 @@ async def _use_two_brokers(stage: Stage) -> None:
     await actor.init()
 
 
+async def _need_three_brokers(stage: Stage) -> None:
+    """The operator has set the number of replicas: there is no coordinator before there are as many brokers."""
+    first, second, third = stage.nodes
+    third.kill()
+    await stage.wait(lambda: all(_alive(node) == 2 for node in (first, second)), "the brokers know of two")
+    found = await _find_coordinator(stage, first)
+    require(found is not ErrorCode.NONE, "FindCoordinator found a coordinator in a cluster of two")
+    third.start()
+    await stage.wait(lambda: third.is_ready and all(_alive(node) == 3 for node in stage.nodes), "all know of three")
+    expect("FindCoordinator in a cluster of three", await _find_coordinator(stage, first), ErrorCode.NONE)
+
+
 def _alive(node: SimNode) -> int:
     return 0 if node.broker is None else len(node.broker.metadata.snapshot.brokers)
 
@@ -114,6 +126,7 @@ AIMS_OF_LIMITS: Final[dict[str, Aim]] = {
     "cluster of two": Aim(
         _use_two_brokers, without=("transaction.state.log.replication.factor", "transaction.state.log.min.isr")
     ),
+    "replicas that are set": Aim(_need_three_brokers),
     "late transaction": Aim(_stay_open, {"transaction.max.timeout.ms": MAX_TIMEOUT_MS}),
     "last producer ids": Aim(_use_last_ids, max_epoch=3),
 }

@@ -47,8 +47,8 @@ async def _hold_back_unreplicated_end(stage: Stage) -> None:
     await actor.commit()
 
 
-async def _stable_end(stage: Stage, leader: SimNode, tp: TopicPartition) -> int:
-    wanted = ListOffsetsPartition(partition_index=tp.partition, current_leader_epoch=-1, timestamp=LATEST_TIMESTAMP)
+async def _stable_end(stage: Stage, leader: SimNode, tp: TopicPartition, timestamp: int = LATEST_TIMESTAMP) -> int:
+    wanted = ListOffsetsPartition(partition_index=tp.partition, current_leader_epoch=-1, timestamp=timestamp)
     topic = ListOffsetsTopic(name=tp.topic, partitions=[wanted])
     request = ListOffsetsRequest(replica_id=-1, isolation_level=READ_COMMITTED, topics=[topic])
     response = await stage.ask(leader, request, 5)
@@ -79,6 +79,13 @@ async def _list_overlapping_aborts(stage: Stage) -> None:
 
 
 async def _aborted(stage: Stage, leader: SimNode, tp: TopicPartition, isolation: int) -> list[tuple[int, int]] | None:
+    return (await _fetch(stage, leader, tp, isolation))[1]
+
+
+async def _fetch(
+    stage: Stage, leader: SimNode, tp: TopicPartition, isolation: int
+) -> tuple[int, list[tuple[int, int]] | None]:
+    """Return the number of bytes that a reader receives, and the aborted transactions."""
     wanted = FetchPartition(partition=tp.partition, current_leader_epoch=-1, fetch_offset=0, partition_max_bytes=10_000)
     request = FetchRequest(
         max_wait_ms=0,
@@ -88,8 +95,43 @@ async def _aborted(stage: Stage, leader: SimNode, tp: TopicPartition, isolation:
         topics=[FetchTopic(topic=tp.topic, partitions=[wanted])],
     )
     response = await stage.ask(leader, request, 11)
-    found = response.responses[0].partitions[0].aborted_transactions
-    return None if found is None else [(txn.producer_id, txn.first_offset) for txn in found]
+    partition = response.responses[0].partitions[0]
+    expect("Fetch", ErrorCode(partition.error_code), ErrorCode.NONE)
+    found = partition.aborted_transactions
+    size = len(partition.records or b"")
+    return size, None if found is None else [(txn.producer_id, txn.first_offset) for txn in found]
+
+
+async def _read_from_follower(stage: Stage) -> None:
+    """A follower shows nothing of an open transaction, and reports an aborted one. Neither is found by its time."""
+    actor, tp = Actor(stage, "w"), stage.tps[0]
+    await actor.init()
+    await actor.write(tp)
+    leader = await stage.leader(tp)
+    follower = next(node for node in stage.nodes if node is not leader)
+    await stage.wait(lambda: _log(follower, tp).high_watermark == 1, "the follower has the record")
+    for node in (leader, follower):
+        size, found = await _fetch(stage, node, tp, READ_COMMITTED)
+        require(not size, f"broker {node.id} shows {size} bytes of an open transaction")
+    found_at = await _stable_end(stage, leader, tp, 0)
+    require(found_at == -1, f"a time is found at {found_at}, in an open transaction")
+    await actor.abort()
+    await stage.wait(lambda: _log(follower, tp).last_stable_offset == 2, "the follower has the marker")
+    found = await _aborted(stage, follower, tp, READ_COMMITTED)
+    expected = [(actor.identity.producer_id, 0)]
+    require(found == expected, f"the aborted transactions of the follower are {found}, expected: {expected}")
+
+
+async def _write_small_messages(stage: Stage) -> None:
+    """A topic accepts only batches that are smaller than a marker: its transactions end all the same."""
+    actor = Actor(stage, "w")
+    small = await stage.create_topic("small", 3, {"max.message.bytes": "75"})
+    await actor.init()
+    for commit in (True, False):
+        await actor.write(small)
+        expect("an end", await actor.end(commit=commit), ErrorCode.NONE)
+    leader = await stage.leader(small)
+    await stage.wait(lambda: _log(leader, small).last_stable_offset == 4, "both transactions have ended")
 
 
 async def _recover_logs(stage: Stage) -> None:
@@ -207,6 +249,8 @@ def _knows(node: SimNode, other: SimNode) -> bool:
 AIMS_OF_LOGS: Final[dict[str, Aim]] = {
     "unreplicated end": Aim(_hold_back_unreplicated_end),
     "overlapping aborts": Aim(_list_overlapping_aborts),
+    "reader of a follower": Aim(_read_from_follower),
+    "small messages": Aim(_write_small_messages),
     "recovered logs": Aim(_recover_logs),
     "late batch after a truncation": Aim(_late_batch_after_truncation),
     "broker that joins": Aim(_switch_version, REPAIRED),

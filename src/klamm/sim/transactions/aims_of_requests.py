@@ -17,7 +17,11 @@ from klamm.protocol.messages.describe_producers import DescribeProducersRequest,
 from klamm.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.messages.list_transactions import ListTransactionsRequest
-from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
+from klamm.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.sim.aimed.cluster_stage import expect
 from klamm.sim.cluster import SimNode
@@ -59,9 +63,41 @@ async def _write_control_records(stage: Stage) -> None:
         is_control=True,
         is_transactional=True,
     )
-    refused = await actor.deliver(Prepared({tp: marker}, {}))
-    expect("a control batch of a client", refused, ErrorCode.INVALID_RECORD)
+    nobody = build_batch([Record(timestamp=0, value=b"nobody's")], is_transactional=True)
+    for what, batch in (("a control batch of a client", marker), ("a transactional batch of nobody", nobody)):
+        expect(what, await actor.deliver(Prepared({tp: batch}, {})), ErrorCode.INVALID_RECORD)
     await actor.commit()
+
+
+async def _end_as_operator(stage: Stage) -> None:
+    """An operator may abort an open transaction in its own epoch, and nothing else: higher epochs fence for ever."""
+    actor = Actor(stage, "w")
+    await actor.init()
+    tp = await stage.partition_away_from(await stage.coordinator(actor.transactional_id))
+    await actor.write(tp)
+    await actor.abort()
+    await actor.init()
+    await actor.write(tp)
+    leader = await stage.leader(tp)
+    assert leader.broker is not None
+    known = leader.broker.logs.logs[tp].producers.entries[actor.identity.producer_id].coordinator_epoch
+    for what, epoch, coordinator_epoch, commit, expected in (
+        ("a commit", 0, known, True, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        ("a later producer epoch", 1, known, False, ErrorCode.INVALID_PRODUCER_EPOCH),
+        ("a later coordinator", 0, known + 1, False, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        ("an abort", 0, known, False, ErrorCode.NONE),
+    ):
+        marker = WritableTxnMarker(
+            producer_id=actor.identity.producer_id,
+            producer_epoch=actor.identity.producer_epoch + epoch,
+            transaction_result=commit,
+            topics=[WritableTxnMarkerTopic(name=tp.topic, partition_indexes=[tp.partition])],
+            coordinator_epoch=coordinator_epoch,
+        )
+        response = await stage.ask(leader, WriteTxnMarkersRequest(markers=[marker]), 1)
+        code = ErrorCode(response.markers[0].topics[0].partitions[0].error_code)
+        expect(f"{what} of an operator", code, expected)
+    await actor.abort()
 
 
 async def _add_all_or_none(stage: Stage) -> None:
@@ -192,6 +228,7 @@ def _codes(topics: Sequence[Any]) -> list[ErrorCode]:
 AIMS_OF_REQUESTS: Final[dict[str, Aim]] = {
     "end while completing": Aim(_end_while_completing),
     "control records of a client": Aim(_write_control_records),
+    "marker of an operator": Aim(_end_as_operator, {"klamm.admit.unproven.peers": False}),
     "missing partition": Aim(_add_all_or_none),
     "several verifications": Aim(_verify_several),
     "described transaction": Aim(_describe),
