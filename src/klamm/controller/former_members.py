@@ -61,10 +61,11 @@ def read_settled_zxid() -> Steps[int]:
 
 def adopt(ctx: ControllerContext, mzxids: Mapping[TopicPartition, int], settled_zxid: int) -> None:
     """Reconstruct the former members of partitions whose states were just read."""
+    leadership, assignment = ctx.states.leadership, ctx.topics.assignment
     for tp, mzxid in mzxids.items():
-        state = ctx.states.leadership[tp]
-        isr, replicas = state.leader_and_isr.isr, ctx.topics.assignment(tp).replicas
-        if len(isr) >= len(replicas) and set(isr).issuperset(replicas):
+        state = leadership[tp]
+        isr, replicas = state.leader_and_isr.isr, assignment(tp).replicas
+        if isr == replicas or set(isr).issuperset(replicas):
             continue
         if state.former_isr is not None:
             ctx.suspects.put_former_isr(tp, state.former_isr)

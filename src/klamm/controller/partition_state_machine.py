@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from klamm.controller import store
 from klamm.controller.context import ControllerContext
@@ -27,7 +28,16 @@ from klamm.controller.election import (
 from klamm.controller.request_batch import ControllerBrokerRequestBatch, LeaderAndIsrUpdate
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, PartitionState
 from klamm.errors import ErrorCode
-from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, ReplicaAssignment, TopicPartition
+
+KnownElections: TypeAlias = dict[
+    tuple[int, int, tuple[int, ...], frozenset[int], bool], tuple[Election | None, ReplicaAssignment, LeaderAndIsr]
+]
+"""Elections by the identities of assignment and state, the online replicas, the suspects, and `allow_unclean`.
+
+Partitions with equal states share one value (`store.read_states`), so that after a restart one election decides for
+thousands. The entries keep assignment and state alive, so that their identities stay theirs.
+"""
 
 
 @dataclass(slots=True)
@@ -48,14 +58,19 @@ def startup(
 
     Nothing is sent: the caller sends everything to every broker. Returns the partitions that got their first state.
     """
-    for tp in list(ctx.topics.all_partitions()):
-        if tp not in ctx.states.leadership:
+    leadership = ctx.states.leadership
+    for tp, assignment in ctx.topics.all_assignments():
+        known = leadership.get(tp)
+        if known is None:
             ctx.states.put_partition_state(tp, PartitionState.NEW)
-        else:
-            state = ctx.states.leadership[tp].leader_and_isr
-            may_lead = state.leader in ctx.topics.assignment(tp).replicas or ctx.is_last_leader(tp, state)
-            online = may_lead and ctx.has_online_leader(tp) and tp not in returned
-            ctx.states.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
+            continue
+        state = known.leader_and_isr
+        online = (
+            tp not in returned
+            and (state.leader in assignment.replicas or ctx.is_last_leader(tp, state))
+            and ctx.has_online_leader(tp)
+        )
+        ctx.states.put_partition_state(tp, PartitionState.ONLINE if online else PartitionState.OFFLINE)
     updates = yield from _bring_online(ctx, _to_bring_online(ctx), ElectionStrategy.OFFLINE, Outcome())
     return frozenset(update.partition for update in updates if update.is_new)
 
@@ -104,8 +119,11 @@ def _bring_online(
     ctx: ControllerContext, tps: list[TopicPartition], strategy: ElectionStrategy, outcome: Outcome
 ) -> Steps[list[LeaderAndIsrUpdate]]:
     """Decide and write; return the requests, which the caller sends."""
-    new = [tp for tp in tps if ctx.states.partition_state(tp) is PartitionState.NEW]
-    old = [tp for tp in tps if ctx.states.partition_state(tp) is not PartitionState.NEW]
+    new: list[TopicPartition] = []
+    old: list[TopicPartition] = []
+    states = ctx.states.partitions
+    for tp in tps:
+        (new if states.get(tp) is PartitionState.NEW else old).append(tp)
     updates = yield from _initialise(ctx, new, outcome)
     updates += yield from _elect(ctx, old, strategy, outcome)
     return updates
@@ -140,9 +158,10 @@ def _elect(
 ) -> Steps[list[LeaderAndIsrUpdate]]:
     unclean = yield from _unclean_topics(ctx, tps, strategy)
     elections: dict[TopicPartition, Election] = {}
+    known: KnownElections = {}
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
-        election = run_strategy(ctx, tp, state, strategy, allow_unclean=tp.topic in unclean)
+        election = run_strategy(ctx, tp, state, strategy, allow_unclean=tp.topic in unclean, known=known)
         if election is None:
             elections.pop(tp, None)
             return None
@@ -155,20 +174,22 @@ def _elect(
         again = yield from store.update_states(ctx, [tp for tp in stale if tp.topic in unclean], decide)
         updated.changed |= again.changed
     updates, changes = [], []
+    states, suspects, name = ctx.states, ctx.suspects, strategy.value
     for tp in tps:
         state = updated.changed.get(tp)
         if state is None:
             missing = tp in updated.missing
             outcome.failed[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if missing else ErrorCode.LEADER_NOT_AVAILABLE
             continue
-        ctx.suspects.on_state(tp, ctx.states.leadership[tp].leader_and_isr, state.leader_and_isr)
-        changes.append(ctx.states.put_leadership(tp, state, strategy.value))
-        ctx.states.put_partition_state(tp, PartitionState.ONLINE)
-        ctx.suspects.forget(tp)
-        if elections[tp].unclean:
+        suspects.on_state(tp, states.leadership[tp].leader_and_isr, state.leader_and_isr)
+        changes.append(states.put_leadership(tp, state, name))
+        states.put_partition_state(tp, PartitionState.ONLINE)
+        suspects.forget(tp)
+        election = elections[tp]
+        if election.unclean:
             ctx.count_unclean_election()
         outcome.elected[tp] = state.leader_and_isr
-        updates.append(LeaderAndIsrUpdate(elections[tp].recipients, tp))
+        updates.append(LeaderAndIsrUpdate(election.recipients, tp))
     yield from report_leadership(changes)
     return updates
 
@@ -186,8 +207,15 @@ def _refresh(
 
 
 def run_strategy(
-    ctx: ControllerContext, tp: TopicPartition, state: LeaderAndIsr, strategy: ElectionStrategy, *, allow_unclean: bool
+    ctx: ControllerContext,
+    tp: TopicPartition,
+    state: LeaderAndIsr,
+    strategy: ElectionStrategy,
+    *,
+    allow_unclean: bool,
+    known: KnownElections | None = None,
 ) -> Election | None:
+    """Decide for one partition. `known` has the offline elections of the same event, for partitions that are alike."""
     assignment = ctx.topics.assignment(tp)
     online = ctx.brokers.online(assignment.replicas, tp)
     suspects = ctx.suspects.of(tp)
@@ -197,9 +225,15 @@ def run_strategy(
     recovery = allow_unclean and ctx.config.inter_broker_protocol.has_leader_recovery_state
     match strategy:
         case ElectionStrategy.OFFLINE:
-            return elect_offline(
+            key = id(assignment), id(state), online, suspects, allow_unclean
+            if known is not None and (found_before := known.get(key)) is not None:
+                return found_before[0]
+            election = elect_offline(
                 assignment, state, online, allow_unclean=allow_unclean, mark_recovering=recovery, suspects=suspects
             )
+            if known is not None:
+                known[key] = election, assignment, state
+            return election
         case ElectionStrategy.LONGEST_LOG | ElectionStrategy.OFFLINE_UNCLEAN:
             if suspects and not any(r in able for r in state.isr):
                 hold = ctx.suspects.held.get(tp)
@@ -242,4 +276,8 @@ def topics_that_may_lose_records(ctx: ControllerContext, topics: Iterable[str]) 
 
 def _has_online_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
     cached = ctx.states.leadership.get(tp)
-    return cached is not None and any(ctx.brokers.is_replica_online(r, tp) for r in cached.leader_and_isr.isr)
+    if cached is not None:
+        for replica in cached.leader_and_isr.isr:
+            if ctx.brokers.is_replica_online(replica, tp):
+                return True
+    return False

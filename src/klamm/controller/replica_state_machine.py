@@ -30,8 +30,8 @@ class OfflineReplicas:
 def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
     """Initialise the state of every replica after failover. Returns the offline replicas by partition."""
     offline: dict[TopicPartition, list[int]] = {}
-    for tp in ctx.topics.all_partitions():
-        replicas = ctx.topics.assignment(tp).replicas
+    for tp, assignment in ctx.topics.all_assignments():
+        replicas = assignment.replicas
         online = ctx.brokers.online(replicas, tp)
         states = dict.fromkeys(replicas, ReplicaState.ONLINE)
         if len(online) < len(replicas):
@@ -45,11 +45,12 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
     """After failover: replicas that are not online leave the ISRs that they are still in, and so do replicas that are
     not assigned: a move was cancelled, and its controller died before it could send that. Nothing is sent."""
     leaving: dict[TopicPartition, list[int]] = {}
+    has_suspects = bool(ctx.suspects.unclean)
     for tp, state in ctx.states.leadership.items():
         gone = offline.get(tp, [])
-        if ctx.suspects.unclean:
-            gone = [*gone, *ctx.suspects.of(tp)]
-        if has_unassigned_isr(ctx, tp) or any([replica in state.leader_and_isr.isr for replica in gone]):
+        if has_suspects and (suspects := ctx.suspects.of(tp)):
+            gone = [*gone, *suspects]
+        if has_unassigned_isr(ctx, tp) or (gone and any([replica in state.leader_and_isr.isr for replica in gone])):
             leaving[tp] = gone
     yield from shrink_isr(ctx, leaving)
     for tp in leaving:
@@ -59,7 +60,8 @@ def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]])
 
 def has_unassigned_isr(ctx: ControllerContext, tp: TopicPartition) -> bool:
     """Whether the ISR has a replica that was moved away: no leader notices its lag, yet it counts as a copy."""
-    return not set(ctx.states.leadership[tp].leader_and_isr.isr).issubset(ctx.topics.assignment(tp).replicas)
+    isr, replicas = ctx.states.leadership[tp].leader_and_isr.isr, ctx.topics.assignment(tp).replicas
+    return isr != replicas and not set(isr).issubset(replicas)
 
 
 def handle_state_changes(

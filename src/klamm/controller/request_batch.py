@@ -106,40 +106,32 @@ def _topic_ids(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> tuple[t
 
 
 def _leader_and_isr_sends(ctx: ControllerContext, updates: list[LeaderAndIsrUpdate]) -> list[Send]:
-    by_broker: dict[int, dict[TopicPartition, bool]] = {}
-    for update in updates:
-        tp = update.partition
-        if tp not in ctx.states.leadership:
+    by_broker: dict[int, dict[TopicPartition, LeaderAndIsrPartition]] = {}
+    leadership, live = ctx.states.leadership, ctx.brokers.live_or_shutting_down
+    for brokers, tp, is_new in updates:
+        state = leadership.get(tp)
+        if state is None:
             continue
-        for broker in update.brokers:
-            if broker in ctx.brokers.live_or_shutting_down:
-                wanted = by_broker.setdefault(broker, {})
-                wanted[tp] = update.is_new or wanted.get(tp, False)
-    shared: dict[bool, dict[TopicPartition, LeaderAndIsrPartition]] = {False: {}, True: {}}
+        wanted = None
+        for broker in brokers:
+            if broker not in live:
+                continue
+            states = by_broker.get(broker)
+            if states is None:
+                states = by_broker[broker] = {}
+            if not is_new and (before := states.get(tp)) is not None and before.is_new:
+                continue  # once new, it stays new
+            if wanted is None:
+                assignment = ctx.topics.assignment(tp)
+                moves = assignment.adding_replicas, assignment.removing_replicas
+                epoch = state.controller_epoch
+                wanted = LeaderAndIsrPartition(tp, state.leader_and_isr, epoch, assignment.replicas, *moves, is_new)
+            states[tp] = wanted
     encoded: EncodedStates = {}
-    sends = []
-    for broker in sorted(by_broker):
-        states = []
-        for tp, is_new in by_broker[broker].items():
-            state = shared[is_new].get(tp)
-            if state is None:
-                state = shared[is_new][tp] = _leader_and_isr_partition(ctx, tp, is_new)
-            states.append(state)
-        sends.append(Send(broker, _leader_and_isr_request(ctx, broker, tuple(states), encoded)))
-    return sends
-
-
-def _leader_and_isr_partition(ctx: ControllerContext, tp: TopicPartition, is_new: bool) -> LeaderAndIsrPartition:
-    state, assignment = ctx.states.leadership[tp], ctx.topics.assignment(tp)
-    return LeaderAndIsrPartition(
-        tp,
-        state.leader_and_isr,
-        state.controller_epoch,
-        assignment.replicas,
-        assignment.adding_replicas,
-        assignment.removing_replicas,
-        is_new,
-    )
+    return [
+        Send(broker, _leader_and_isr_request(ctx, broker, tuple(by_broker[broker].values()), encoded))
+        for broker in sorted(by_broker)
+    ]
 
 
 def _leader_and_isr_request(
@@ -181,16 +173,14 @@ def _update_metadata_partition(ctx: ControllerContext, tp: TopicPartition) -> Up
     cached = ctx.states.leadership[tp]
     state, replicas = cached.leader_and_isr, ctx.topics.assignment(tp).replicas
     online = ctx.brokers.online(replicas, tp)
-    deleting = ctx.deletions.is_queued(tp.topic)
+    offline = () if online == replicas else tuple([r for r in replicas if r not in online])
+    if ctx.deletions.is_queued(tp.topic):
+        return UpdateMetadataPartition(
+            tp, cached.controller_epoch, LEADER_DURING_DELETE, 0, state.isr, 0, replicas, offline
+        )
+    leader, epoch = state.leader, state.leader_epoch
     return UpdateMetadataPartition(
-        tp,
-        cached.controller_epoch,
-        leader=LEADER_DURING_DELETE if deleting else state.leader,
-        leader_epoch=0 if deleting else state.leader_epoch,
-        isr=state.isr,
-        zk_version=0 if deleting else state.partition_epoch,
-        replicas=replicas,
-        offline_replicas=() if len(online) == len(replicas) else tuple([r for r in replicas if r not in online]),
+        tp, cached.controller_epoch, leader, epoch, state.isr, state.partition_epoch, replicas, offline
     )
 
 

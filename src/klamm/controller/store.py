@@ -161,6 +161,7 @@ def update_states(
     ISR themselves, the cache lags, and the znode is read first.
     """
     updated, pending, intended = Updated(), list(tps), dict[TopicPartition, LeaderAndIsr]()
+    known: dict[tuple[int, tuple[int, ...] | None], LeaderIsrAndControllerEpoch] = {}
     chunk = MAX_OPS
     from_cache = ctx.config.inter_broker_protocol.has_alter_partition
     while pending:
@@ -173,15 +174,17 @@ def update_states(
             state = states.get(tp)
             if state is None:
                 updated.missing.append(tp)
-            elif tp in intended and _is_ours(ctx, state, intended[tp]):
+            elif intended and tp in intended and _is_ours(ctx, state, intended[tp]):
                 updated.changed[tp] = state
             elif (new := decide(tp, state.leader_and_isr)) is None:
                 updated.unchanged[tp] = state
             else:
                 wanted[tp] = new
-                contents[tp] = LeaderIsrAndControllerEpoch(
-                    new, ctx.epoch, _former_isr(ctx, tp, state.leader_and_isr, new)
-                )
+                former = _former_isr(ctx, tp, state.leader_and_isr, new)
+                content = known.get((id(new), former))
+                if content is None:  # its value keeps `new` alive, and so its identity
+                    content = known[id(new), former] = LeaderIsrAndControllerEpoch(new, ctx.epoch, former)
+                contents[tp] = content
         yield from _write_states(ctx, contents, chunk, updated)
         intended = wanted
         pending = [tp for tp in wanted if tp not in updated.changed and tp not in updated.refused]
@@ -200,21 +203,24 @@ def _former_isr(
     `SETTLED_LEADERS` is written, which costs one write for all partitions. A complete ISR has no former members, and a
     topic that is being deleted needs none.
     """
-    if len(after.isr) < len(before.isr) and after.leader_epoch > before.leader_epoch and after.leader != NO_LEADER:
+    isr, replicas = after.isr, ctx.topics.assignment(tp).replicas
+    if isr == replicas or set(isr).issuperset(replicas):
+        return None
+    if len(isr) < len(before.isr) and after.leader_epoch > before.leader_epoch and after.leader != NO_LEADER:
         return None  # as in every ordinary failover; the rest is rarer
     former = ctx.suspects.former_isr(tp, before, after)
-    if (former and after.leader != NO_LEADER) or ctx.deletions.is_queued(tp.topic):
-        return None
-    return None if set(after.isr).issuperset(ctx.topics.assignment(tp).replicas) else former
+    return None if (former and after.leader != NO_LEADER) or ctx.deletions.is_queued(tp.topic) else former
 
 
 def _cached(ctx: ControllerContext, tps: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderIsrAndControllerEpoch]:
-    return {tp: ctx.states.leadership[tp] for tp in tps if tp in ctx.states.leadership}
+    leadership = ctx.states.leadership
+    return {tp: state for tp in tps if (state := leadership.get(tp)) is not None}
 
 
 def _refuse_newer_epochs(ctx: ControllerContext, states: dict[TopicPartition, LeaderIsrAndControllerEpoch]) -> None:
+    epoch = ctx.epoch
     for tp, state in states.items():
-        if state.controller_epoch > ctx.epoch:
+        if state.controller_epoch > epoch:
             raise ControllerMoved(f"the state of {tp} was written by controller epoch {state.controller_epoch}")
 
 
@@ -227,12 +233,14 @@ def _write_states(
     ctx: ControllerContext, wanted: dict[TopicPartition, LeaderIsrAndControllerEpoch], chunk: int, updated: Updated
 ) -> Steps[None]:
     """Write in transactions of `chunk` states. The caller reads states again if their transaction failed."""
-    ops = {
-        tp: SetData(
-            paths.partition_state_path(*tp), encode_partition_state(state), state.leader_and_isr.partition_epoch
-        )
-        for tp, state in wanted.items()
-    }
+    ops: dict[TopicPartition, WriteOp] = {}
+    encoded: dict[int, bytes] = {}
+    for tp, state in wanted.items():
+        data = encoded.get(id(state))  # `wanted` keeps the states alive, and many partitions share one
+        if data is None:
+            data = encoded[id(state)] = encode_partition_state(state)
+        ops[tp] = SetData(paths.partition_state_path(*tp), data, state.leader_and_isr.partition_epoch)
+    written: dict[tuple[int, int], LeaderIsrAndControllerEpoch] = {}
     for part in _parts(ops, lambda tp: request_size(ops[tp]), chunk):
         try:
             results = yield from fenced(ctx, [ops[tp] for tp in part])
@@ -244,8 +252,13 @@ def _write_states(
             continue
         for tp, result in zip(part, results, strict=True):
             assert isinstance(result, SetDataResult)
-            state = wanted[tp].leader_and_isr.with_partition_epoch(result.stat.version)
-            updated.changed[tp] = LeaderIsrAndControllerEpoch(state, ctx.epoch, wanted[tp].former_isr)
+            state, version = wanted[tp], result.stat.version
+            stored = written.get((id(state), version))
+            if stored is None:
+                leadership = state.leader_and_isr.with_partition_epoch(version)
+                stored = LeaderIsrAndControllerEpoch(leadership, ctx.epoch, state.former_isr)
+                written[id(state), version] = stored
+            updated.changed[tp] = stored
 
 
 def _parts(

@@ -100,7 +100,8 @@ class Suspects:
     def of(self, tp: TopicPartition) -> frozenset[int]:
         if not self.unclean:  # nearly always
             return _NONE
-        return frozenset(broker for broker, tps in self.partitions.items() if tp in tps)
+        found = [broker for broker, tps in self.partitions.items() if tp in tps]
+        return frozenset(found) if found else _NONE
 
     def all_partitions(self) -> list[TopicPartition]:
         return list(dict.fromkeys(tp for tps in self.partitions.values() for tp in tps))

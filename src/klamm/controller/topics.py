@@ -83,11 +83,10 @@ def adopt_topics(ctx: ControllerContext, stored: Mapping[str, StoredTopic]) -> S
         if topic_id == ZERO_UUID and ctx.config.inter_broker_protocol.has_topic_ids:
             topic_id = yield from _give_topic_id(ctx, topic)
         ctx.topics.put(topic, topic_id)
+        ctx.topics.put_new(topic, found.znode.assignment)
         for partition, assignment in found.znode.assignment.items():
-            tp = TopicPartition(topic, partition)
-            ctx.put_assignment(tp, assignment)
-            if assignment.is_being_reassigned:
-                ctx.topics.start_reassignment(tp)
+            if assignment.adding_replicas or assignment.removing_replicas:
+                ctx.topics.start_reassignment(TopicPartition(topic, partition))
 
 
 def _give_topic_id(ctx: ControllerContext, topic: str) -> Steps[UUID]:

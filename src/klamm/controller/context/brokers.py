@@ -48,7 +48,10 @@ class Brokers:
         """Those of `replicas` that are online, in the same order."""
         if not self._offline_logs and (include_shutting_down or not self._shutting_down):  # nearly always
             registered = self._registered
-            return tuple([r for r in replicas if r in registered])
+            for replica in replicas:
+                if replica not in registered:
+                    return tuple([r for r in replicas if r in registered])
+            return replicas
         return tuple(r for r in replicas if self.is_replica_online(r, tp, include_shutting_down=include_shutting_down))
 
     def add(self, broker: BrokerEndPoints) -> None:

@@ -92,6 +92,12 @@ class Topics(Mapping[str, Mapping[int, ReplicaAssignment]]):
     def all_partitions(self) -> Iterator[TopicPartition]:
         return (TopicPartition(topic, p) for topic, partitions in self._assignments.items() for p in partitions)
 
+    def all_assignments(self) -> Iterator[tuple[TopicPartition, ReplicaAssignment]]:
+        """Yield every partition with its assignment, without a lookup for each."""
+        for topic, partitions in self._assignments.items():
+            for partition, assignment in partitions.items():
+                yield TopicPartition(topic, partition), assignment
+
     def partitions_on(self, broker: int) -> Mapping[TopicPartition, None]:
         return self._by_broker.get(broker, _NO_PARTITIONS)
 
@@ -128,6 +134,19 @@ class Topics(Mapping[str, Mapping[int, ReplicaAssignment]]):
             if hosted is None:
                 hosted = by_broker[replica] = {}
             hosted[tp] = None
+
+    def put_new(self, topic: str, assignments: Mapping[int, ReplicaAssignment]) -> None:
+        """Note the assignments of a topic that has none yet, as `put_assignment` would for each partition."""
+        assert not self._assignments.get(topic), f"the assignments of {topic} are known already"
+        self._assignments[topic] = dict(assignments)
+        by_broker = self._by_broker
+        for partition, assignment in assignments.items():
+            tp = TopicPartition(topic, partition)
+            for replica in assignment.replicas:
+                hosted = by_broker.get(replica)
+                if hosted is None:
+                    hosted = by_broker[replica] = {}
+                hosted[tp] = None
 
     def remove_partition(self, tp: TopicPartition) -> None:
         for replica in self.assignment(tp).replicas:

@@ -11,7 +11,8 @@ from klamm.controller.context.replica import LeadershipChange, PartitionReplica
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.model import LeaderIsrAndControllerEpoch, TopicPartition
 
-_UNHAPPY: Final = frozenset({PartitionState.NEW, PartitionState.OFFLINE})
+_NEW: Final = PartitionState.NEW
+_OFFLINE: Final = PartitionState.OFFLINE
 _NO_PARTITIONS: Final[Mapping[TopicPartition, None]] = {}
 _NO_REPLICAS: Final[Mapping[int, ReplicaState]] = {}
 
@@ -60,12 +61,13 @@ class PartitionStates:
         old = self._leadership.get(tp)
         self._leadership[tp] = state
         leader = state.leader_and_isr.leader
-        if old is not None and old.leader_and_isr.leader != leader:
-            self._discard_led(old.leader_and_isr.leader, tp)
-        led = self._by_leader.get(leader)
-        if led is None:
-            led = self._by_leader[leader] = {}
-        led[tp] = None
+        if old is None or old.leader_and_isr.leader != leader:
+            if old is not None:
+                self._discard_led(old.leader_and_isr.leader, tp)
+            led = self._by_leader.get(leader)
+            if led is None:
+                led = self._by_leader[leader] = {}
+            led[tp] = None
         self.check_balance(tp)
         if not election and (old is None or old == state):
             return None
@@ -77,20 +79,19 @@ class PartitionStates:
         """
         if self._is_imbalanced(tp):
             self._imbalanced.add(tp)
-        else:
+        elif self._imbalanced:
             self._imbalanced.discard(tp)
 
     def _is_imbalanced(self, tp: TopicPartition) -> bool:
         """An adding replica counts as preferred once it is in sync."""
         state = self._leadership.get(tp)
-        if state is None or self._deletions.is_queued(tp.topic):
+        if state is None:
             return False
         assignment = self._topics.assignment(tp)
-        if not assignment.replicas:
+        replicas = assignment.replicas
+        if not replicas or state.leader_and_isr.leader == replicas[0] or self._deletions.is_queued(tp.topic):
             return False
-        preferred = assignment.replicas[0]
-        if state.leader_and_isr.leader == preferred:
-            return False
+        preferred = replicas[0]
         return preferred not in assignment.adding_replicas or preferred in state.leader_and_isr.isr
 
     def _discard_led(self, leader: int, tp: TopicPartition) -> None:
@@ -122,11 +123,13 @@ class PartitionStates:
         if state is PartitionState.NON_EXISTENT:
             self._forget_partition_state(tp)
             return
-        if not self._deletions.has_started(tp.topic):
-            was_offline = self._partitions.get(tp) is PartitionState.OFFLINE
-            self._offline_count += (state is PartitionState.OFFLINE) - was_offline
+        before = self._partitions.get(tp)
+        if before is state:
+            return
+        if (state is _OFFLINE or before is _OFFLINE) and not self._deletions.has_started(tp.topic):
+            self._offline_count += (state is _OFFLINE) - (before is _OFFLINE)
         self._partitions[tp] = state
-        if state in _UNHAPPY:
+        if state is _OFFLINE or state is _NEW:
             self._not_online[tp] = None
         else:
             self._not_online.pop(tp, None)

@@ -164,7 +164,7 @@ def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
         adding, removing = value.get("adding_replicas") or {}, value.get("removing_replicas") or {}
         ordered = sorted(value["partitions"].items(), key=lambda item: int(item[0]))
         if not adding and not removing:  # as mostly
-            assignment = {int32(p): ReplicaAssignment(_ids(replicas)) for p, replicas in ordered}
+            assignment = _unmoved(ordered)
         else:
             assignment = {
                 int32(p): ReplicaAssignment(_ids(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
@@ -179,6 +179,19 @@ def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
         )
 
     return parse(path, build)
+
+
+def _unmoved(ordered: Iterable[tuple[str, Iterable[int]]]) -> dict[int, ReplicaAssignment]:
+    """Decode assignments without a move. Many partitions have equal ones, which share a value."""
+    known: dict[tuple[int, ...], ReplicaAssignment] = {}
+    assignment = {}
+    for partition, listed in ordered:
+        replicas = tuple(listed)
+        found = known.get(replicas)
+        if found is None:
+            found = known[replicas] = ReplicaAssignment(_ids(replicas))
+        assignment[int32(partition)] = found
+    return assignment
 
 
 def _ids(values: Iterable[int]) -> tuple[int, ...]:
