@@ -18,6 +18,8 @@ T = TypeVar("T")
 class DiskGuard:
     """Owner: the `Log`. Reports a failed disk to the host once; from then on `is_failed` is True."""
 
+    __slots__ = ("_directory", "_env", "_log_dir", "is_failed")
+
     def __init__(self, env: LogEnvironment, log_dir: str, directory: str) -> None:
         self._env = env
         self._log_dir = log_dir

@@ -18,6 +18,20 @@ class LogFlusher:
     `prepare(recovery_point, offset)` completes the files between these offsets and returns their paths.
     """
 
+    __slots__ = (
+        "_env",
+        "_generation",
+        "_guard",
+        "_is_under_way",
+        "_log_dir",
+        "_prepare",
+        "_topic_partition",
+        "has_unflushed_files",
+        "last_flush_ms",
+        "recovery_point",
+        "requested_offset",
+    )
+
     def __init__(
         self,
         env: LogEnvironment,

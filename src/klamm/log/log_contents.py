@@ -50,6 +50,8 @@ OpenFiles: TypeAlias = Callable[[int, int, LogConfig], LoadedLog]
 class UnopenedLog:
     """A log that the last run left complete. Owner: the `Log`, until it loads the files with `open_files`."""
 
+    __slots__ = ("assigned_epoch", "log_end_offset", "log_start_offset", "open_files", "recovery_point", "summary")
+
     def __init__(self, summary: LogSummary, log_start_offset: int, open_files: OpenFiles) -> None:
         self.summary = summary
         self.log_start_offset = max(log_start_offset, summary.segments[0].base_offset)

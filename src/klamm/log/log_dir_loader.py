@@ -61,14 +61,13 @@ class LogDirLoader:
             except KlammError as e:
                 _log.warning("%s: skipping a directory: %s", log_dir.path, e)
                 continue
-            path = f"{log_dir.path}/{name}"
             if mark == names.DELETE_DIR:
                 self._deleted.add(tp)
-                self._deletions.put_tree(log_dir.path, path, self._delete_delay_ms)
+                self._deletions.put_tree(log_dir.path, f"{log_dir.path}/{name}", self._delete_delay_ms)
             elif mark == names.FUTURE_DIR:
                 futures.append((tp, name))
             elif mark:
-                _log.warning("skipping %s: not an active log directory", path)
+                _log.warning("skipping %s/%s: not an active log directory", log_dir.path, name)
             elif (other := self._hosted.get(tp)) is not None:
                 raise LogDirError(f"{tp} is in {other.log_dir} and in {log_dir.path}: remove one of them")
             else:

@@ -70,13 +70,16 @@ class Inspection(NamedTuple):
     is_unmodified: bool
 
 
+_UNMODIFIED: Final = Inspection((), True, True)
+
+
 def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
     segments = summary.segments
     known_ns = summary.dir_modified_ns
     # A list of names takes longer than all other calls for a log.
     is_same_dir = known_ns != 0 and files.stat(directory).modified_ns == known_ns
     has_others = not is_same_dir and _has_others(files, directory, segments)
-    damaged = []
+    damaged: list[int] = []
     for base_offset, size_bytes in segments[:-1] if len(segments) > 1 else ():
         try:
             is_whole = files.stat(_data_file(directory, base_offset)).size_bytes == size_bytes
@@ -92,6 +95,8 @@ def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
         is_whole = stat.size_bytes == active_bytes and _crc(tail) == summary.tail_crc
     except FileNotFoundError:
         is_whole = False
+    if is_whole and is_unmodified and not has_others and not damaged:
+        return _UNMODIFIED
     if not is_whole:
         damaged.append(active_base)
     is_same = not damaged and not has_others
@@ -99,7 +104,7 @@ def inspect(files: Files, directory: str, summary: LogSummary) -> Inspection:
 
 
 def _data_file(directory: str, base_offset: int) -> str:
-    return f"{directory}/{names.file_name(base_offset, names.LOG)}"
+    return f"{directory}/{base_offset:020d}{names.LOG}"
 
 
 def _has_others(files: Files, directory: str, segments: Sequence[SegmentSize]) -> bool:

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from klamm.model import TopicPartition
-    from klamm.replica.partition import Partition
-
-
-class _Standing(NamedTuple):
-    leader: bool
-    under_replicated: bool
-    under_min_isr: bool
-    at_min_isr: bool
-    reassigning: bool
-
-
-_NOT_COUNTED = _Standing(False, False, False, False, False)
+from klamm.model import TopicPartition
+from klamm.replica.partition import NOT_LEADING, Partition, Standing
 
 
 class PartitionCounters:
@@ -29,27 +15,23 @@ class PartitionCounters:
         self.under_min_isr_partition_count = 0
         self.at_min_isr_partition_count = 0
         self.reassigning_partitions = 0
-        self._standing: dict[TopicPartition, _Standing] = {}
+        self._standing: dict[TopicPartition, Standing] = {}
+        """Of the partitions that this broker leads."""
 
     def refresh(self, partition: Partition) -> None:
-        self._move(
-            partition.topic_partition,
-            _Standing(
-                partition.is_leader,
-                partition.is_under_replicated,
-                partition.is_under_min_isr,
-                partition.is_at_min_isr,
-                partition.is_reassigning,
-            ),
-        )
+        self._move(partition.topic_partition, partition.standing)
 
     def forget(self, tp: TopicPartition) -> None:
-        self._move(tp, _NOT_COUNTED)
-        self._standing.pop(tp, None)
+        self._move(tp, NOT_LEADING)
 
-    def _move(self, tp: TopicPartition, now: _Standing) -> None:
-        before = self._standing.get(tp, _NOT_COUNTED)
-        self._standing[tp] = now
+    def _move(self, tp: TopicPartition, now: Standing) -> None:
+        before = self._standing.get(tp, NOT_LEADING)
+        if now == before:
+            return
+        if now.leader:
+            self._standing[tp] = now
+        else:
+            del self._standing[tp]
         self.leader_count += now.leader - before.leader
         self.under_replicated_partitions += now.under_replicated - before.under_replicated
         self.under_min_isr_partition_count += now.under_min_isr - before.under_min_isr

@@ -86,9 +86,9 @@ def _last_stable_offset_lag(partition: Partition) -> int:
 
 
 _PARTITION_GAUGES: Final[dict[str, Callable[[Partition], object]]] = {
-    "UnderReplicated": lambda partition: int(partition.is_under_replicated),
-    "UnderMinIsr": lambda partition: int(partition.is_under_min_isr),
-    "AtMinIsr": lambda partition: int(partition.is_at_min_isr),
+    "UnderReplicated": lambda partition: int(partition.standing.under_replicated),
+    "UnderMinIsr": lambda partition: int(partition.standing.under_min_isr),
+    "AtMinIsr": lambda partition: int(partition.standing.at_min_isr),
     "InSyncReplicasCount": lambda partition: len(partition.isr) if partition.is_leader else 0,
     "ReplicasCount": lambda partition: len(partition.replicas) if partition.is_leader else 0,
     "LastStableOffsetLag": _last_stable_offset_lag,

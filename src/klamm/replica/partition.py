@@ -6,7 +6,7 @@ lives in `partition_reader`, the pure rules of the ISR in `isr`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from klamm.errors import ErrorCode
 from klamm.log.appending import Checkable, append_as_follower, append_as_leader, find_duplicate
@@ -31,6 +31,19 @@ class PartitionReader(Protocol):
 
     def on_change(self) -> None:
         """Called once, at the first change. It must not read: the change may be incomplete."""
+
+
+class Standing(NamedTuple):
+    """What Kafka's gauges report of a partition. Only its leader counts it."""
+
+    leader: bool
+    under_replicated: bool
+    under_min_isr: bool
+    at_min_isr: bool
+    reassigning: bool
+
+
+NOT_LEADING: Final = Standing(False, False, False, False, False)
 
 
 class Partition:
@@ -112,21 +125,13 @@ class Partition:
         return self.pending_isr
 
     @property
-    def is_under_replicated(self) -> bool:
-        """Adding replicas are not counted: they have never been in sync."""
-        return self.is_leader and len(self.isr) < len(self.replicas) - len(self.adding_replicas)
-
-    @property
-    def is_under_min_isr(self) -> bool:
-        return self.is_leader and len(self.isr) < self.effective_min_isr
-
-    @property
-    def is_at_min_isr(self) -> bool:
-        return self.is_leader and len(self.isr) == self.effective_min_isr
-
-    @property
-    def is_reassigning(self) -> bool:
-        return self.is_leader and bool(self.adding_replicas or self.removing_replicas)
+    def standing(self) -> Standing:
+        """What the gauges count. Adding replicas are not missed: they have never been in sync."""
+        if not self.is_leader:
+            return NOT_LEADING
+        in_sync, least, adding = len(self.isr), self.effective_min_isr, self.adding_replicas
+        is_missing_any = in_sync < len(self.replicas) - len(adding)
+        return Standing(True, is_missing_any, in_sync < least, in_sync == least, bool(adding or self.removing_replicas))
 
     @property
     def effective_min_isr(self) -> int:
@@ -147,9 +152,11 @@ class Partition:
         self.isr = tuple(state.isr)
         if is_new_epoch:
             self.leader_epoch_start_offset = log.log_end_offset
-            self._reset_remotes(now_ms, forget_offsets=not was_leader)
+            if self.remotes:
+                self._reset_remotes(now_ms, forget_offsets=not was_leader)
         self._lagging[self] = None
-        self.changed()
+        if self.readers:
+            self.changed()
         self.maybe_increment_high_watermark(now_ms)
         return is_new_epoch
 
@@ -168,18 +175,19 @@ class Partition:
 
     def _assign(self, state: LeaderAndIsrPartitionState, topic_id: UUID, log: Log) -> None:
         self.log = log
-        if topic_id != ZERO_UUID:
+        if topic_id.int:
             self.topic_id = topic_id
         self.controller_epoch = state.controller_epoch
         self.leader = state.leader
         self.leader_epoch = state.leader_epoch
         self.partition_epoch = state.partition_epoch
-        self.replicas = tuple(state.replicas)
+        self.replicas = replicas = tuple(state.replicas)
         self.adding_replicas = tuple(state.adding_replicas)
         self.removing_replicas = tuple(state.removing_replicas)
         self.pending_isr = None
-        known = self.remotes
-        self.remotes = {r: known.get(r) or RemoteReplica(r) for r in self.replicas if r != self.broker_id}
+        if replicas != (self.broker_id,) or self.remotes:
+            known = self.remotes
+            self.remotes = {r: known.get(r) or RemoteReplica(r) for r in replicas if r != self.broker_id}
 
     def _reset_remotes(self, now_ms: int, *, forget_offsets: bool) -> None:
         for remote in self.remotes.values():
@@ -243,9 +251,11 @@ class Partition:
         log = self.log
         if log is None or self.leader != self.broker_id or len(self.isr) < self.effective_min_isr:
             return False
-        candidate = isr_rules.high_watermark_candidate(
-            log.log_end_offset, self.remotes, self.maximal_isr, now_ms, self._max_lag_ms, self._is_alive
-        )
+        candidate = log.log_end_offset
+        if self.remotes:
+            candidate = isr_rules.high_watermark_candidate(
+                candidate, self.remotes, self.maximal_isr, now_ms, self._max_lag_ms, self._is_alive
+            )
         if candidate <= log.high_watermark:
             return False
         log.update_high_watermark(candidate)

@@ -369,6 +369,11 @@ class ReplicaManager:
         if self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
 
+    @property
+    def has_waiting_requests(self) -> bool:
+        """Whether `complete_after_high_watermark` may have something to wake."""
+        return bool(self.woken_fetches or self.produce_purgatory.size or self.delete_records_purgatory.size)
+
     def complete_after_high_watermark(self, tp: TopicPartition) -> None:
         """Wake all requests that wait for the high watermark or for a follower's log start."""
         self.produce_purgatory.check_and_complete(tp)
