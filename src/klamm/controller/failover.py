@@ -333,13 +333,13 @@ def _initialise_context(ctx: ControllerContext) -> Steps[frozenset[TopicPartitio
     stored = yield from topic_store.read_topics(topics, watch=True)
     yield from adopt_topics(ctx, stored)
     returned: list[TopicPartition] = []
-    put_leadership = ctx.states.put_leadership
     epochs = {broker_id: broker.epoch for broker_id, broker in ctx.brokers.live_or_shutting_down.items()}
     settled_zxid = yield from former_members.read_settled_zxid()
     for tps in _slices(ctx, 10_000):
         mzxids: dict[TopicPartition, int] = {}
-        for tp, state in (yield from store.read_states(tps, mzxids)).items():
-            put_leadership(tp, state)
+        states = yield from store.read_states(tps, mzxids)
+        ctx.states.start_leadership(states)
+        for tp, state in states.items():
             leader_epoch = epochs.get(state.leader_and_isr.leader)
             if leader_epoch is not None and leader_epoch > mzxids[tp]:
                 returned.append(tp)

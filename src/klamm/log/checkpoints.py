@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from sys import intern
 from typing import Final
 from uuid import UUID
 
@@ -40,14 +41,14 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
-    """Read an offset checkpoint; one that was never written is empty."""
+    """Read an offset checkpoint; one that was never written is empty. All lines of a topic share its name."""
     try:
         data = files.read_bytes(path)
     except FileNotFoundError:
         return {}
     try:
         rows = decode_checkpoint(data, path)
-        offsets = {TopicPartition(topic, int(partition)): int(offset) for topic, partition, offset in rows}
+        offsets = {TopicPartition(intern(topic), int(partition)): int(offset) for topic, partition, offset in rows}
     except ValueError as e:
         raise KlammError(f"{path} has a line that is not `topic partition offset`") from e
     if offsets and not (min(offsets.values()) >= 0 and max(offsets.values()) <= _INT64_MAX):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from sys import intern
 from typing import Final, NamedTuple
 
 import crc32c
@@ -192,4 +193,4 @@ def _decode_line(line: str) -> tuple[TopicPartition, LogSummary]:
         raise KlammError(f"the line of {topic}-{partition} has no segment")
     of_file = int(modified), int(crc), int(dir_modified)
     summary = LogSummary(int(end), int(epoch), int(epochs_crc), int(oldest), *of_file, tuple(sizes))
-    return TopicPartition(topic, int(partition)), summary
+    return TopicPartition(intern(topic), int(partition)), summary

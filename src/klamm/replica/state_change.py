@@ -165,7 +165,7 @@ def _change(
         return error
     if state.leader_epoch == partition.leader_epoch:
         return _same_epoch(replicas, partition, topic_id)
-    hosted = _log_for(replicas, tp, topic_id, is_new=state.is_new)
+    hosted = _log_for(replicas, tp, topic_id, is_new=state.is_new, is_first=is_first)
     if isinstance(hosted, ErrorCode):
         return hosted
     if (hosted.damages or hosted.lost_tail) and (error := replicas.damaged_logs.accept(tp, state, hosted)):
@@ -220,7 +220,10 @@ def _same_epoch(replicas: ReplicaManager, partition: Partition, topic_id: UUID) 
     return ErrorCode.STALE_CONTROLLER_EPOCH
 
 
-def _log_for(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is_new: bool) -> Log | ErrorCode:
+def _log_for(
+    replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is_new: bool, is_first: bool
+) -> Log | ErrorCode:
+    """Return the log. `is_first`: the partition is not hosted yet, so its high watermark is that of the last run."""
     try:
         hosted = replicas.logs.get_or_create_log(tp, is_new=is_new)
     except LogDirError as failure:
@@ -231,7 +234,7 @@ def _log_for(replicas: ReplicaManager, tp: TopicPartition, topic_id: UUID, *, is
     if topic_id.int and (error := hosted.assign_topic_id(topic_id)):
         _report(replicas, tp, topic_id, hosted, error)
         return error
-    if tp not in replicas.partitions:
+    if is_first:
         hosted.update_high_watermark(replicas.logs.checkpoints.high_watermark(tp))
     return hosted
 

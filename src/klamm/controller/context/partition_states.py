@@ -73,6 +73,19 @@ class PartitionStates:
             return None
         return LeadershipChange(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
 
+    def start_leadership(self, states: Mapping[TopicPartition, LeaderIsrAndControllerEpoch]) -> None:
+        """Cache states that a new controller reads for the first time, as `put_leadership` would one by one."""
+        self._leadership.update(states)
+        by_leader, assignment = self._by_leader, self._topics.assignment
+        for tp, state in states.items():
+            leader = state.leader_and_isr.leader
+            led = by_leader.get(leader)
+            if led is None:
+                led = by_leader[leader] = {}
+            led[tp] = None
+            if assignment(tp).replicas[:1] != (leader,):
+                self.check_balance(tp)
+
     def check_balance(self, tp: TopicPartition) -> None:
         """Note whether a replica other than the preferred one leads. Called after changes of assignments and deletions,
         too.
