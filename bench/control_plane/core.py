@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bench.control_plane.seeding import PARENTS, topic_names, transactions
 from klamm.clock import SystemClock
-from klamm.controller.config import ControllerConfig
-from klamm.controller.control_wire import encode_request
+from klamm.controller.config import ControllerConfig, InterBrokerProtocol
+from klamm.controller.control_wire import Encoded, encode_in_steps
 from klamm.controller.controller import KafkaController
 from klamm.controller.effects import AskSessionId, Effect, Enqueue, Pause, Reply, Send, ZkMulti, ZkRead
 from klamm.controller.events import ControllerEvent, Startup
@@ -72,7 +72,17 @@ class CoreDriver:
         for _, request in self.sent:
             for part in request.slices(MAX_PARTITIONS) if isinstance(request, UpdateMetadataRequest) else (request,):
                 self.on_step()
-                self.sent_bytes += sum(map(len, encode_request(part, protocol)[2]))
+                self.sent_bytes += sum(map(len, self._encode(part, protocol)[2]))
+
+    def _encode(self, request: ControlRequest, protocol: InterBrokerProtocol) -> Encoded:
+        steps = encode_in_steps(request, protocol)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                encoded: Encoded = done.value
+                return encoded
+            self.on_step()
 
     def _drive(self, event: ControllerEvent, events: list[ControllerEvent]) -> None:
         steps = self.controller.process(event)

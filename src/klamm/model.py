@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -43,6 +45,10 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+make_topic_partition: Final[Callable[[tuple[str, int]], TopicPartition]] = partial(tuple.__new__, TopicPartition)
+"""`TopicPartition(*pair)` in less than half of its time, for walks over very many partitions."""
 
 
 class SecurityProtocol(IntEnum):

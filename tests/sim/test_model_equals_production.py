@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -214,9 +214,13 @@ async def _sent_by_production(
         def close(self) -> None:
             pass
 
+    def encoded(request: ControlRequest, _: object) -> Generator[None, None, tuple[int, int, ControlRequest]]:
+        yield from ()
+        return 0, 0, request
+
     requests: list[ControlRequest] = []
     monkeypatch.setattr(channel_manager, "BrokerConnection", Connection)
-    monkeypatch.setattr(channel_manager, "encode_request", lambda request, _: (0, 0, request))
+    monkeypatch.setattr(channel_manager, "encode_in_steps", encoded)
     monkeypatch.setattr(channel_manager, "decode_response", lambda *_: ControlResponse())
     monkeypatch.setattr(channel_manager, "CONTROL_REQUEST", Patience(None, backoff_ms=0))
     sender = RequestSender(

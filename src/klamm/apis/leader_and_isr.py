@@ -18,7 +18,7 @@ from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
 from klamm.apis.slices import Steps, begin, each, each_partition, finished
 from klamm.errors import ErrorCode
-from klamm.model import ZERO_UUID, TopicPartition
+from klamm.model import ZERO_UUID, TopicPartition, make_topic_partition
 from klamm.protocol.chunked import ChunkedList, concatenated
 from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
@@ -128,7 +128,7 @@ def _response(
         lambda topic, state: LeaderAndIsrPartitionError(
             topic_name=topic.topic if is_named else "",
             partition_index=state.partition_index,
-            error_code=error or codes[TopicPartition(topic.topic, state.partition_index)],
+            error_code=error or codes[make_topic_partition((topic.topic, state.partition_index))],
         ),
         gather,
     )

@@ -20,7 +20,7 @@ from klamm.client.connection_totals import GAUGES, forget_outgoing, outgoing_tot
 from klamm.client.patience import CONTROL_REQUEST
 from klamm.clock import Clock
 from klamm.controller.config import ControllerConfig
-from klamm.controller.control_wire import decode_response, encode_request
+from klamm.controller.control_wire import Encoded, decode_response, encode_in_steps
 from klamm.controller.events import ControllerEvent
 from klamm.controller.journal import ControllerJournal, Sending
 from klamm.controller.log_end_query import ask_log_ends
@@ -173,7 +173,7 @@ class RequestSender:
 
     async def _send_until_answered(self, item: QueueItem, queue_ms: float) -> Any:
         request = item.request
-        api_key, version, body = encode_request(request, self._config.inter_broker_protocol)
+        api_key, version, body = await self._encode(request)
         self._send_count += 1
         while True:
             try:
@@ -189,6 +189,17 @@ class RequestSender:
             else:
                 self._failures = 0
                 return answer
+
+    async def _encode(self, request: ControlRequest) -> Encoded:
+        """Encode a request; the control loop does other work between the steps of a large one."""
+        steps = encode_in_steps(request, self._config.inter_broker_protocol)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                encoded: Encoded = done.value
+                return encoded
+            await asyncio.sleep(0)
 
     async def _connected(self) -> BrokerConnection:
         if self._connection is None or self._connection.is_closed:

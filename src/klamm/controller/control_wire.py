@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from klamm.controller import wire_states
@@ -27,8 +27,9 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.controller.responses import ControlResponse
+from klamm.controller.wire_states import EncodingSteps
 from klamm.errors import ErrorCode
-from klamm.model import ZERO_UUID, BrokerEndPoints, TopicPartition
+from klamm.model import ZERO_UUID, BrokerEndPoints, TopicPartition, make_topic_partition
 from klamm.protocol.messages import leader_and_isr as lair
 from klamm.protocol.messages import stop_replica as stop
 from klamm.protocol.messages import update_metadata as umr
@@ -38,14 +39,29 @@ _BROKER_EPOCH: Final = struct.Struct(">q")
 P = TypeVar("P", LeaderAndIsrPartition, UpdateMetadataPartition, StopReplicaPartition)
 
 
-def encode_request(request: ControlRequest, protocol: InterBrokerProtocol) -> tuple[int, int, list[BytesLike]]:
-    """API key, version and body of a request under this inter-broker protocol."""
+Encoded: TypeAlias = tuple[int, int, list[BytesLike]]
+"""API key, version and body of a request."""
+
+
+def encode_request(request: ControlRequest, protocol: InterBrokerProtocol) -> Encoded:
+    """`encode_in_steps` at once."""
+    steps = encode_in_steps(request, protocol)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            encoded: Encoded = done.value
+            return encoded
+
+
+def encode_in_steps(request: ControlRequest, protocol: InterBrokerProtocol) -> EncodingSteps[Encoded]:
+    """Encode a request under this inter-broker protocol. One of very many partitions pauses in between."""
     if isinstance(request, LeaderAndIsrRequest):
         version = protocol.leader_and_isr_version
-        return lair.LeaderAndIsrRequest.KEY, version, _leader_and_isr_bytes(request, version)
+        return lair.LeaderAndIsrRequest.KEY, version, (yield from _leader_and_isr_bytes(request, version))
     if isinstance(request, UpdateMetadataRequest):
         version = protocol.update_metadata_version
-        return umr.UpdateMetadataRequest.KEY, version, _update_metadata(request, version)
+        return umr.UpdateMetadataRequest.KEY, version, (yield from _update_metadata(request, version))
     version = protocol.stop_replica_version
     return stop.StopReplicaRequest.KEY, version, encode(_stop_replica(request, version), version)
 
@@ -57,10 +73,11 @@ def _by_topic(partitions: Iterable[P]) -> dict[str, list[P]]:
     return topics
 
 
-def _leader_and_isr_bytes(request: LeaderAndIsrRequest, version: int) -> list[BytesLike]:
+def _leader_and_isr_bytes(request: LeaderAndIsrRequest, version: int) -> EncodingSteps[list[BytesLike]]:
     if version < wire_states.FIRST_LEADER_AND_ISR:
         return encode(_leader_and_isr(request), version)
-    topics = wire_states.leader_and_isr_topics(request.partitions, dict(request.topic_ids), version, request.encoded)
+    states, ids = request.partitions, dict(request.topic_ids)
+    topics = yield from wire_states.leader_and_isr_topics(states, ids, version, request.encoded)
     head, tail = encode_around(_leader_and_isr(replace(request, partitions=())), version, "topic_states")
     return [head, topics, tail]
 
@@ -103,21 +120,35 @@ def _leader_and_isr_state(state: LeaderAndIsrPartition) -> lair.LeaderAndIsrPart
     )
 
 
-def _update_metadata(request: UpdateMetadataRequest, version: int) -> list[BytesLike]:
-    """The part before the broker's epoch, the epoch, and the rest: all brokers share the first and the last."""
-    key = (version, request.head.controller_id, request.head.controller_epoch)
-    shared = request.body.encoded.get(key)
-    if shared is None:
-        shared = request.body.encoded[key] = _shared_bytes(request.head, request.body, version)
-    before, after = shared
+def _update_metadata(request: UpdateMetadataRequest, version: int) -> EncodingSteps[list[BytesLike]]:
+    """The part before the broker's epoch, the epoch, and the rest: all brokers share the first and the last.
+
+    The senders of all brokers take turns with the steps of one encoding, so that none encodes the body again.
+    """
+    body, key = request.body, (version, request.head.controller_id, request.head.controller_epoch)
+    while key not in body.encoded:
+        steps = body.encoding.get(key)
+        if steps is None:
+            steps = body.encoding[key] = _shared_bytes(request.head, body, version)
+        try:
+            next(steps)
+        except StopIteration as done:
+            body.encoded[key] = done.value
+            del body.encoding[key]
+        except Exception:
+            del body.encoding[key]
+            raise
+        else:
+            yield
+    before, after = body.encoded[key]
     return [before, _BROKER_EPOCH.pack(request.head.broker_epoch), after]
 
 
-def _shared_bytes(head: RequestHead, body: UpdateMetadataBody, version: int) -> tuple[bytes, bytes]:
+def _shared_bytes(head: RequestHead, body: UpdateMetadataBody, version: int) -> EncodingSteps[tuple[bytes, bytes]]:
     if version < wire_states.FIRST_UPDATE_METADATA:
         before, after = encode_around(_update_metadata_message(head, body), version, "broker_epoch")
         return before, after
-    topics = wire_states.update_metadata_topics(body.partitions, dict(body.topic_ids), version)
+    topics = yield from wire_states.update_metadata_topics(body.partitions, dict(body.topic_ids), version)
     rest = _update_metadata_message(head, replace(body, partitions=()))
     before, between, after = encode_around(rest, version, "broker_epoch", "topic_states")
     return before, between + topics + after
@@ -216,7 +247,7 @@ def _leader_and_isr_errors(
 ) -> tuple[tuple[TopicPartition, ErrorCode], ...]:
     names: dict[UUID, str] = {topic_id: topic for topic, topic_id in request.topic_ids}
     errors = [
-        (TopicPartition(names[topic.topic_id], p.partition_index), ErrorCode.of(p.error_code))
+        (make_topic_partition((names[topic.topic_id], p.partition_index)), ErrorCode.of(p.error_code))
         for topic in message.topics
         if topic.topic_id in names
         for p in topic.partition_errors

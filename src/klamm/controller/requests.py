@@ -6,6 +6,7 @@ if their contents are equal, so transcripts and the simulator can read and apply
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import field
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
@@ -71,12 +72,18 @@ class UpdateMetadataPartition(NamedTuple):
 
 @lazy_dataclass(frozen=True, slots=True)
 class UpdateMetadataBody:
-    """The content that all brokers share. `encoded` caches its bytes by (version, controller, controller epoch)."""
+    """The content that all brokers share. `encoded` caches its bytes by (version, controller, controller epoch).
+
+    `encoding` has the steps of encodings that are not finished.
+    """
 
     partitions: tuple[UpdateMetadataPartition, ...]
     topic_ids: tuple[tuple[str, UUID], ...]
     live_brokers: tuple[BrokerEndPoints, ...]
     encoded: dict[tuple[int, int, int], tuple[bytes, bytes]] = field(
+        default_factory=dict, compare=False, repr=False, hash=False
+    )
+    encoding: dict[tuple[int, int, int], Generator[None, None, tuple[bytes, bytes]]] = field(
         default_factory=dict, compare=False, repr=False, hash=False
     )
     cut: dict[int, tuple[UpdateMetadataBody, ...]] = field(default_factory=dict, compare=False, repr=False, hash=False)
@@ -96,7 +103,13 @@ class UpdateMetadataBody:
 
     def _ids_of(self, partitions: tuple[UpdateMetadataPartition, ...]) -> tuple[tuple[str, UUID], ...]:
         ids = dict(self.topic_ids)
-        topics = dict.fromkeys(state.partition.topic for state in partitions)
+        topics: dict[str, None] = {}
+        last = None
+        for state in partitions:  # in one step: most follow another one of their topic
+            topic = state.partition.topic
+            if topic is not last:
+                topics[topic] = None
+                last = topic
         return tuple((topic, ids[topic]) for topic in topics if topic in ids)
 
 

@@ -7,11 +7,11 @@ brokers that receive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from struct import Struct
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from klamm.controller.requests import EncodedStates, LeaderAndIsrPartition, UpdateMetadataPartition
@@ -25,6 +25,11 @@ _LEADER_AND_ISR_WITH_IDS: Final = 5
 _LEADER_AND_ISR_WITH_RECOVERY: Final = 6
 _UPDATE_METADATA_WITH_IDS: Final = 7
 
+STATES_PER_STEP: Final = 250
+"""States that are encoded without giving the control loop back: half a millisecond."""
+
+T = TypeVar("T")
+EncodingSteps: TypeAlias = Generator[None, None, T]
 Pack = Callable[..., bytes]
 P = TypeVar("P", LeaderAndIsrPartition, UpdateMetadataPartition)
 
@@ -84,7 +89,7 @@ def leader_and_isr_topics(
     topic_ids: dict[str, UUID],
     version: int,
     known: EncodedStates,
-) -> bytes:
+) -> EncodingSteps[bytes]:
     """Encode the array of topics. `known` caches the bytes of each state for the next brokers."""
     of_version = known.setdefault(version, {})
 
@@ -96,28 +101,38 @@ def leader_and_isr_topics(
         return found
 
     ids = topic_ids if version >= _LEADER_AND_ISR_WITH_IDS else None
-    return _topics(states, ids, encoded)
+    return (yield from _topics(states, ids, encoded))
 
 
 def update_metadata_topics(
     states: Sequence[UpdateMetadataPartition], topic_ids: dict[str, UUID], version: int
-) -> bytes:
+) -> EncodingSteps[bytes]:
     """The array of topics."""
-    return _topics(states, topic_ids if version >= _UPDATE_METADATA_WITH_IDS else None, update_metadata_state)
+    ids = topic_ids if version >= _UPDATE_METADATA_WITH_IDS else None
+    return (yield from _topics(states, ids, update_metadata_state))
 
 
-def _topics(states: Sequence[P], topic_ids: dict[str, UUID] | None, encode: Callable[[P], bytes]) -> bytes:
+def _topics(
+    states: Sequence[P], topic_ids: dict[str, UUID] | None, encode: Callable[[P], bytes]
+) -> EncodingSteps[bytes]:
     """Group by topic in the order of first partitions; a topic's partitions need not be adjacent."""
     topics: dict[str, list[P]] = {}
     for topic, group in groupby(states, key=lambda state: state.partition.topic):
         topics.setdefault(topic, []).extend(group)
     parts = [uvarint(len(topics) + 1)]
+    room = STATES_PER_STEP
     for topic, members in topics.items():
         name = topic.encode()
         parts += (uvarint(len(name) + 1), name)
         if topic_ids is not None:
             parts.append(topic_ids.get(topic, ZERO_UUID).bytes)
         parts.append(uvarint(len(members) + 1))
-        parts += map(encode, members)
+        for start in range(0, len(members), STATES_PER_STEP):
+            if room <= 0:
+                yield
+                room = STATES_PER_STEP
+            some = members[start : start + STATES_PER_STEP]
+            parts += map(encode, some)
+            room -= len(some)
         parts.append(b"\0")
     return b"".join(parts)

@@ -12,7 +12,7 @@ from klamm.errors import KlammError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log import names
 from klamm.log.files import Files
-from klamm.model import TopicPartition, decode_topic_id, encode_topic_id
+from klamm.model import TopicPartition, decode_topic_id, encode_topic_id, make_topic_partition
 
 _VERSION: Final = "0"
 _INT64_MAX: Final = (1 << 63) - 1
@@ -48,7 +48,7 @@ def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
         return {}
     try:
         rows = decode_checkpoint(data, path)
-        offsets = {TopicPartition(intern(topic), int(partition)): int(offset) for topic, partition, offset in rows}
+        offsets = {make_topic_partition((intern(topic), int(number))): int(offset) for topic, number, offset in rows}
     except ValueError as e:
         raise KlammError(f"{path} has a line that is not `topic partition offset`") from e
     if offsets and not (min(offsets.values()) >= 0 and max(offsets.values()) <= _INT64_MAX):

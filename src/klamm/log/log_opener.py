@@ -24,7 +24,8 @@ class LogOpener:
     def get(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
         """Return a log that exists or is new. Do not open it if its summary is sufficient."""
         log = self._find(tp, log_dir, config)
-        log.set_cleaner_offset(log_dir.cleaner_offsets.get(tp, 0))
+        if offset := log_dir.cleaner_offsets.get(tp):  # most logs are never cleaned
+            log.set_cleaner_offset(offset)
         return log
 
     def _find(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:

@@ -20,7 +20,7 @@ import crc32c
 from klamm.errors import KlammError
 from klamm.log import names
 from klamm.log.files import Files
-from klamm.model import TopicPartition
+from klamm.model import TopicPartition, make_topic_partition
 
 _log = logging.getLogger(__name__)
 _VERSION: Final = "2"
@@ -193,4 +193,4 @@ def _decode_line(line: str) -> tuple[TopicPartition, LogSummary]:
         raise KlammError(f"the line of {topic}-{partition} has no segment")
     of_file = int(modified), int(crc), int(dir_modified)
     summary = LogSummary(int(end), int(epoch), int(epochs_crc), int(oldest), *of_file, tuple(sizes))
-    return TopicPartition(intern(topic), int(partition)), summary
+    return make_topic_partition((intern(topic), int(partition))), summary

@@ -16,7 +16,14 @@ from uuid import UUID
 
 from klamm.errors import ErrorCode, LogDirError
 from klamm.log.log import Log
-from klamm.model import EPOCH_DURING_DELETE, NO_EPOCH, ZERO_UUID, TopicPartition, encode_topic_id
+from klamm.model import (
+    EPOCH_DURING_DELETE,
+    NO_EPOCH,
+    ZERO_UUID,
+    TopicPartition,
+    encode_topic_id,
+    make_topic_partition,
+)
 from klamm.replica.partition import Partition
 from klamm.replica.problems import Problem
 from klamm.replica.replica_manager import ReplicaManager
@@ -101,7 +108,7 @@ def _in_slices(
                 leaders, followers = [], []
                 yield len(result.partitions)
                 until = clock.monotonic() + SLICE_S
-            tp = TopicPartition(topic, state.partition_index)
+            tp = make_topic_partition((topic, state.partition_index))
             result.partitions[tp] = _change_or_refuse(replicas, tp, topic_id, state, leaders, followers)
     _complete(replicas, leaders, followers, correlation_id)
     log.info(

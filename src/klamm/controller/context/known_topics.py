@@ -7,7 +7,7 @@ from typing import Final
 from uuid import UUID
 
 from klamm.controller.context.replica import PartitionReplica
-from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition
+from klamm.model import ZERO_UUID, ReplicaAssignment, TopicPartition, make_topic_partition
 
 _NO_ASSIGNMENT: Final = ReplicaAssignment(())
 _NO_PARTITIONS: Final[Mapping[TopicPartition, None]] = {}
@@ -90,13 +90,13 @@ class Topics(Mapping[str, Mapping[int, ReplicaAssignment]]):
         return (TopicPartition(topic, p) for p in self._assignments.get(topic, ()))
 
     def all_partitions(self) -> Iterator[TopicPartition]:
-        return (TopicPartition(topic, p) for topic, partitions in self._assignments.items() for p in partitions)
+        return (make_topic_partition((topic, p)) for topic, parts in self._assignments.items() for p in parts)
 
     def all_assignments(self) -> Iterator[tuple[TopicPartition, ReplicaAssignment]]:
         """Yield every partition with its assignment, without a lookup for each."""
         for topic, partitions in self._assignments.items():
             for partition, assignment in partitions.items():
-                yield TopicPartition(topic, partition), assignment
+                yield make_topic_partition((topic, partition)), assignment
 
     def partitions_on(self, broker: int) -> Mapping[TopicPartition, None]:
         return self._by_broker.get(broker, _NO_PARTITIONS)
@@ -141,7 +141,7 @@ class Topics(Mapping[str, Mapping[int, ReplicaAssignment]]):
         self._assignments[topic] = dict(assignments)
         by_broker = self._by_broker
         for partition, assignment in assignments.items():
-            tp = TopicPartition(topic, partition)
+            tp = make_topic_partition((topic, partition))
             for replica in assignment.replicas:
                 hosted = by_broker.get(replica)
                 if hosted is None:

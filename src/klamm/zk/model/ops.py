@@ -406,5 +406,6 @@ def multi_failure(ops: Sequence[WriteOp], results: tuple[MultiResult, ...]) -> M
 
 def request_size(op: WriteOp) -> int:
     """Return an upper bound for its size in a multi, in bytes."""
-    data = op.data if isinstance(op, Create | SetData) else None
-    return len(op.path.encode()) + len(data or b"") + _OP_OVERHEAD
+    path, kind = op.path, type(op)
+    data = op.data if kind is SetData or kind is Create else None  # type: ignore[union-attr]
+    return (len(path) if path.isascii() else len(path.encode())) + (len(data) if data else 0) + _OP_OVERHEAD

@@ -1,0 +1,83 @@
+"""A request of very many partitions is encoded in steps: the same bytes, and once for all brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from klamm.controller import wire_states
+from klamm.controller.config import InterBrokerProtocol
+from klamm.controller.control_wire import Encoded, encode_in_steps, encode_request
+from klamm.controller.requests import (
+    ControlRequest,
+    LeaderAndIsrPartition,
+    LeaderAndIsrRequest,
+    RequestHead,
+    UpdateMetadataBody,
+    UpdateMetadataPartition,
+    UpdateMetadataRequest,
+)
+from klamm.model import LeaderAndIsr, TopicPartition
+
+PROTOCOL = InterBrokerProtocol.parse("3.9")
+PARTITIONS = [TopicPartition(topic, partition) for topic in ("a", "b") for partition in range(7)]
+
+
+def leader_and_isr() -> LeaderAndIsrRequest:
+    states = tuple(LeaderAndIsrPartition(tp, LeaderAndIsr(1, 2, (1, 2)), 3, (1, 2)) for tp in PARTITIONS)
+    return LeaderAndIsrRequest(RequestHead(1, 2, 3), states, ())
+
+
+def update_metadata(body: UpdateMetadataBody | None = None, broker_epoch: int = 3) -> UpdateMetadataRequest:
+    states = tuple(UpdateMetadataPartition(tp, 3, 1, 2, (1, 2), 4, (1, 2)) for tp in PARTITIONS)
+    return UpdateMetadataRequest(RequestHead(1, 2, broker_epoch), body or UpdateMetadataBody(states, (), ()))
+
+
+def drive(*requests: ControlRequest) -> tuple[list[Encoded], int]:
+    """Let the senders of these requests take turns; return the results, and the pauses of all."""
+    pauses = 0
+    results: dict[int, Encoded] = {}
+    running = {number: encode_in_steps(request, PROTOCOL) for number, request in enumerate(requests)}
+    while running:
+        for number, steps in list(running.items()):
+            try:
+                next(steps)
+                pauses += 1
+            except StopIteration as done:
+                results[number] = done.value
+                del running[number]
+    return [results[number] for number in sorted(results)], pauses
+
+
+@pytest.mark.parametrize("make", [leader_and_isr, update_metadata])
+def test_the_bytes_of_all_steps_are_those_of_one(
+    make: Callable[[], ControlRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,), pauses = drive(make())
+    assert pauses == 0
+    monkeypatch.setattr(wire_states, "STATES_PER_STEP", 3)
+    (stepwise,), pauses = drive(make())
+    assert pauses == 4
+    assert b"".join(stepwise[2]) == b"".join(whole[2])
+    assert stepwise[:2] == whole[:2]
+    assert b"".join(encode_request(make(), PROTOCOL)[2]) == b"".join(whole[2])
+
+
+def test_senders_share_the_encoding_of_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_states, "STATES_PER_STEP", 3)
+    encoded: list[UpdateMetadataPartition] = []
+    original = wire_states.update_metadata_state
+    monkeypatch.setattr(wire_states, "update_metadata_state", lambda state: (encoded.append(state), original(state))[1])
+    body = update_metadata().body
+    results, _ = drive(*(update_metadata(body, broker_epoch) for broker_epoch in (3, 4, 5)))
+    assert len(encoded) == len(PARTITIONS)
+    assert len({b"".join(parts) for _, _, parts in results}) == 3, "the broker epochs differ"
+    assert not body.encoding
+
+
+def test_a_body_that_cannot_be_encoded_fails_for_every_sender() -> None:
+    body = UpdateMetadataBody((), (("a", None),), (None,))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(AttributeError):
+            drive(update_metadata(body))
