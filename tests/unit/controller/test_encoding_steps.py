@@ -68,7 +68,12 @@ def test_senders_share_the_encoding_of_a_body(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(wire_states, "STATES_PER_STEP", 3)
     encoded: list[UpdateMetadataPartition] = []
     original = wire_states.update_metadata_state
-    monkeypatch.setattr(wire_states, "update_metadata_state", lambda state: (encoded.append(state), original(state))[1])
+
+    def counted(state: UpdateMetadataPartition) -> bytes:
+        encoded.append(state)
+        return original(state)
+
+    monkeypatch.setattr(wire_states, "update_metadata_state", counted)
     body = update_metadata().body
     results, _ = drive(*(update_metadata(body, broker_epoch) for broker_epoch in (3, 4, 5)))
     assert len(encoded) == len(PARTITIONS)
