@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("klamm.state_change")
 
 
-SLICE_S: Final = 0.002
-"""After this time a LeaderAndIsr or StopReplica gives the loop back. The partition at hand takes up to 2 ms more."""
-STOPS: Final = 10
-"""Replicas that are stopped in one slice: about a millisecond."""
+SLICE_S: Final = 0.001
+"""After this time a LeaderAndIsr or StopReplica gives the loop back. The partition at hand takes up to 1 ms more.
+
+Half of the time that a turn gives to sliced requests, because both can be in the same turn.
+"""
+STOPS: Final = 5
+"""Replicas that are stopped without looking at the clock: about half a millisecond."""
 
 
 class TopicPartitionStates(NamedTuple):

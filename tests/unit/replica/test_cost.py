@@ -377,7 +377,7 @@ class TestParkedFetches:
 
 
 class TestSlices:
-    """The clock moves by a millisecond whenever it is read: a slice has about five partitions."""
+    """The clock moves by a millisecond whenever it is read: a slice has few partitions."""
 
     PER_SLICE = round(SLICE_S * 1000) + 1
 
