@@ -34,7 +34,7 @@ class PartitionReader(Protocol):
 
 
 class Standing(NamedTuple):
-    """What Kafka's gauges report of a partition. Only its leader counts it."""
+    """The contribution of a partition to Kafka's gauges. Only its leader counts it."""
 
     leader: bool
     under_replicated: bool
@@ -126,7 +126,7 @@ class Partition:
 
     @property
     def standing(self) -> Standing:
-        """What the gauges count. Adding replicas are not missed: they have never been in sync."""
+        """The contribution to the gauges. Adding replicas are not missing: they have never been in sync."""
         if not self.is_leader:
             return NOT_LEADING
         in_sync, least, adding = len(self.isr), self.effective_min_isr, self.adding_replicas
