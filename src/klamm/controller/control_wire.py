@@ -148,14 +148,14 @@ def _shared_bytes(head: RequestHead, body: UpdateMetadataBody, version: int) -> 
     if version < wire_states.FIRST_UPDATE_METADATA:
         before, after = encode_around(_update_metadata_message(head, body), version, "broker_epoch")
         return before, after
-    topics = yield from wire_states.update_metadata_topics(body.partitions, dict(body.topic_ids), version)
+    topics = yield from wire_states.update_metadata_topics(body.partitions, body.ids_by_topic(), version)
     rest = _update_metadata_message(head, replace(body, partitions=()))
     before, between, after = encode_around(rest, version, "broker_epoch", "topic_states")
     return before, between + topics + after
 
 
 def _update_metadata_message(head: RequestHead, body: UpdateMetadataBody) -> umr.UpdateMetadataRequest:
-    ids = dict(body.topic_ids)
+    ids = body.ids_by_topic()
     return umr.UpdateMetadataRequest(
         controller_id=head.controller_id,
         controller_epoch=head.controller_epoch,

@@ -6,7 +6,7 @@ if their contents are equal, so transcripts and the simulator can read and apply
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import field
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
@@ -87,30 +87,28 @@ class UpdateMetadataBody:
         default_factory=dict, compare=False, repr=False, hash=False
     )
     cut: dict[int, tuple[UpdateMetadataBody, ...]] = field(default_factory=dict, compare=False, repr=False, hash=False)
+    shared_ids: dict[str, UUID] = field(default_factory=dict, compare=False, repr=False, hash=False)
 
     def slices(self, limit: int) -> tuple[UpdateMetadataBody, ...]:
         """Split into bodies of at most `limit` partitions each, which all brokers share.
 
-        The last one is never full, so a broker recognises it.
+        The last one is never full, so a broker recognises it. All have the ids of all topics: to look for those of a
+        slice would hold the loop, and ids of other topics are not sent.
         """
         found = self.cut.get(limit)
         if found is None:
             parts = [self.partitions[i : i + limit] for i in range(0, len(self.partitions) + 1, limit)]
             found = self.cut[limit] = tuple(
-                UpdateMetadataBody(part, self._ids_of(part), self.live_brokers) for part in parts
+                UpdateMetadataBody(part, self.topic_ids, self.live_brokers, shared_ids=self.shared_ids)
+                for part in parts
             )
         return found
 
-    def _ids_of(self, partitions: tuple[UpdateMetadataPartition, ...]) -> tuple[tuple[str, UUID], ...]:
-        ids = dict(self.topic_ids)
-        topics: dict[str, None] = {}
-        last = None
-        for state in partitions:  # in one step: most follow another one of their topic
-            topic = state.partition.topic
-            if topic is not last:
-                topics[topic] = None
-                last = topic
-        return tuple((topic, ids[topic]) for topic in topics if topic in ids)
+    def ids_by_topic(self) -> Mapping[str, UUID]:
+        """Return `topic_ids` as a mapping, which is made once for all slices."""
+        if not self.shared_ids:
+            self.shared_ids.update(self.topic_ids)
+        return self.shared_ids
 
 
 @lazy_dataclass(frozen=True, slots=True)

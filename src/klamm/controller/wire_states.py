@@ -7,7 +7,7 @@ brokers that receive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from struct import Struct
@@ -105,7 +105,7 @@ def leader_and_isr_topics(
 
 
 def update_metadata_topics(
-    states: Sequence[UpdateMetadataPartition], topic_ids: dict[str, UUID], version: int
+    states: Sequence[UpdateMetadataPartition], topic_ids: Mapping[str, UUID], version: int
 ) -> EncodingSteps[bytes]:
     """The array of topics."""
     ids = topic_ids if version >= _UPDATE_METADATA_WITH_IDS else None
@@ -113,7 +113,7 @@ def update_metadata_topics(
 
 
 def _topics(
-    states: Sequence[P], topic_ids: dict[str, UUID] | None, encode: Callable[[P], bytes]
+    states: Sequence[P], topic_ids: Mapping[str, UUID] | None, encode: Callable[[P], bytes]
 ) -> EncodingSteps[bytes]:
     """Group by topic in the order of first partitions; a topic's partitions need not be adjacent."""
     topics: dict[str, list[P]] = {}

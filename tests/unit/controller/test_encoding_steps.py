@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 
@@ -86,3 +87,14 @@ def test_a_body_that_cannot_be_encoded_fails_for_every_sender() -> None:
     for _ in range(2):
         with pytest.raises(AttributeError):
             drive(update_metadata(body))
+
+
+def test_slices_share_the_ids_of_all_topics_and_send_their_own() -> None:
+    ids = tuple((topic, UUID(int=number)) for number, topic in enumerate(("a", "b"), 1))
+    whole = update_metadata(UpdateMetadataBody(update_metadata().body.partitions, ids, ()))
+    slices = whole.slices(5)
+    assert [len(part.body.partitions) for part in slices] == [5, 5, 4]
+    sent = [b"".join(encode_request(part, PROTOCOL)[2]) for part in slices]
+    a, b = (topic_id.bytes for _, topic_id in ids)
+    assert [(a in data, b in data) for data in sent] == [(True, False), (True, True), (False, True)]
+    assert slices[0].body.ids_by_topic() is slices[2].body.ids_by_topic()
