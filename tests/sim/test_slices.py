@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from klamm.controller import elections, request_batch
+from klamm.controller import elections, request_batch, wire_states
 from klamm.metadata import snapshot
 from klamm.replica import state_change
 from klamm.sim.cluster_runner import run_cluster_seeds
@@ -17,6 +17,7 @@ from klamm.sim.runner import run_seeds
 def pause_at_every_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_batch, "PARTITIONS_PER_STEP", 1)
     monkeypatch.setattr(elections, "PARTITIONS_PER_STEP", 1)
+    monkeypatch.setattr(wire_states, "STATES_PER_STEP", 1)
 
 
 def test_nothing_is_lost_when_every_leader_and_isr_takes_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:

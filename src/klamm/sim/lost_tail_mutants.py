@@ -72,8 +72,8 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "former_members_not_listed_without_a_leader": Mutant(
         _C + "store",
-        "issuperset(ctx.topics.assignment(tp).replicas) else former\n",
-        "issuperset(ctx.topics.assignment(tp).replicas) else ()\n",
+        "or ctx.deletions.is_queued(tp.topic) else former\n",
+        "or ctx.deletions.is_queued(tp.topic) else ()\n",
         300,
         first=165,
     ),
