@@ -164,6 +164,21 @@ def test_a_leaders_death_and_how_long_the_news_took(cluster: LocalCluster, reade
     cluster.start(victim)
 
 
+def test_a_controller_that_stops_has_written_its_last_decisions(
+    cluster: LocalCluster, reader: ControlLogReader
+) -> None:
+    """A controlled shutdown of the controller moves its leaders, that of the control log too, and the broker ends."""
+    topic = cluster.unique_topic_name("moved")
+    cluster.create_topic(topic, partitions=3, replication_factor=3)  # every broker leads one of them
+    stopped = cluster.controller_id
+    cluster.stop(stopped)
+    try:
+        moved = {"topic": topic, "previous_leader": stopped, "broker_id": stopped}
+        reader.until(lambda rows: bool(of_kind(rows, "election", **moved)), "The move of a leader")
+    finally:
+        cluster.start(stopped)
+
+
 def test_the_log_records_itself_once_per_change(cluster: LocalCluster, reader: ControlLogReader) -> None:
     marker = cluster.unique_topic_name("marker")
     cluster.create_topic(marker)

@@ -25,6 +25,26 @@ def as_live(actions: list[str], end_ms: int = 1_500) -> tuple[bytes, ...]:
     return tuple(json.dumps(record).encode() for record in kept)
 
 
+def test_a_cache_that_knows_more_than_the_log_is_not_stale(page: Page) -> None:
+    """The controller was killed before it wrote its last decisions. The brokers have written what they applied."""
+    all_records = as_live(["250.create.orders.1", "700.kill.1"])
+    made = [json.loads(record) for record in all_records]
+    lost = {index for index, it in enumerate(made) if it["kind"] == "election" and it["leader_epoch"] > 0}
+    assert lost
+    records = tuple(record for index, record in enumerate(all_records) if index not in lost)
+    with DashboardServer(new_source(title="kept", records=records)) as server:
+        page.goto(server.address)
+        until(page, f"document.body.dataset.records === '{len(records)}'")
+        found = page.evaluate(
+            """() => {
+                const { run } = window.klammViewer;
+                const [truth, known] = [run.truth.get("orders-0").last, run.knownOf(3, "orders-0").last];
+                return [known.epoch > truth.epoch, run.isStale(3, "orders-0", run.end)];
+            }"""
+        )
+        assert found == [True, False]
+
+
 def test_a_cache_is_stale_from_the_decision_to_the_update(page: Page) -> None:
     records = as_live(["250.create.orders.1", "700.kill.1"])
     with DashboardServer(new_source(title="kept", records=records)) as server:

@@ -40,6 +40,7 @@ SLICE_RECORDS: Final = 20
 """Records that are encoded at a time. They take less than a millisecond of the broker loop."""
 LONGEST_BACKOFF_S: Final = 5.0
 STOP_WRITE_S: Final = 0.5
+STOP_RETRY_S: Final = 0.02
 _PRODUCE_VERSION: Final = 7
 _TIMEOUT_MS: Final = CONTROL_LOG.request_ms
 _HOPELESS: Final = frozenset(
@@ -99,17 +100,28 @@ class LogTopicWriter:
         self._task = broker.loop.create_task(self._run(broker))
 
     async def stop(self) -> None:
-        """Write the remaining records if that is possible at once."""
+        """Write the remaining records if that is possible soon.
+
+        A controlled shutdown has just moved leaders: the new leader of the topic may refuse the first attempt.
+        """
         task, self._task = self._task, None
         if task is None or self._broker is None:
             return
         task.cancel()
         await asyncio.wait({task})
+        failure: OSError | None = None
         try:
             async with asyncio.timeout(STOP_WRITE_S):
-                while await self._write_some(self._broker):
-                    pass
-        except OSError as failure:
+                while True:
+                    try:
+                        if not await self._write_some(self._broker):
+                            break
+                    except TimeoutError:
+                        raise
+                    except OSError as error:
+                        failure = error
+                        await asyncio.sleep(STOP_RETRY_S)
+        except TimeoutError:
             log.debug("writing the last records of the %s failed: %s", self._topic.title, failure or "timed out")
         except Exception:
             log.exception("writing the last records of the %s failed", self._topic.title)

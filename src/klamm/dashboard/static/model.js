@@ -608,6 +608,9 @@ export class Run {
     const known = this.knownOf(broker, tp)?.at(time);
     if (!truth || !known || known.epoch === null) return false;
     if (truth.leader === DELETED) return known.leader !== DELETED;
-    return known.epoch !== truth.epoch || known.leader !== truth.leader;
+    // A cache may know more than the log has: a controller that dies has not written its last decisions. Epochs of a topic
+    // that was created again are lower, and the cache knows the earlier topic until later.
+    if (known.epoch > truth.epoch) return known.at < truth.at;
+    return known.epoch < truth.epoch || known.leader !== truth.leader;
   }
 }
