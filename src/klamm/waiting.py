@@ -1,19 +1,27 @@
 """Results that may come later.
 
-A function whose result may come later returns the result itself or a future of it (`T | asyncio.Future[T]`). `after` is
-the one way to continue with such a result: at once if it is available, so the common case costs no turn of the loop.
-`all_results` makes one such result of many. The follower of a `PromptFuture` does not wait for the next turn of the
-loop (`promptly`, `follow`).
+A function whose result may come later returns the result itself or a future of it (`T | asyncio.Future[T]`). `after`
+continues with such a result: at once if it is available, so the common case costs no turn of the loop. `all_results`
+makes one such result of many. The follower of a `PromptFuture` does not wait for the next turn of the loop (`promptly`,
+`follow`).
+
+Work that takes long or waits several times is a generator (`Steps`): it yields None where others may use the loop, and
+waits by `yield from result_of(...)`. `begin` starts it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, Generator, Sequence
+from types import GeneratorType
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 A = TypeVar("A")
 B = TypeVar("B")
+Steps: TypeAlias = "Generator[asyncio.Future[Any] | None, None, A]"
+"""Yields None at the end of a slice, and a future to be resumed when it is done."""
+Slices: TypeAlias = "Generator[None, None, Any]"
+"""The steps of a result up to the next wait, for the caller to run. They return the result or a future of it."""
 
 
 class PromptFuture(asyncio.Future[A]):
@@ -115,8 +123,9 @@ def after(
 ) -> B | asyncio.Future[B]:
     """Return `step(result)` once the result of `first` is available, or a future of it.
 
-    `on_failure` turns a failure of `first` or of `step`, or its cancellation, into a result. `on_timeout` gives the
-    result if there is none after `timeout_ms`; `first` is not cancelled then, so the request may still take effect.
+    `on_failure` turns a failure of `first` or of `step`, or its cancellation, into a result, or raises it. `on_timeout`
+    gives the result if there is none after `timeout_ms`; `first` is not cancelled then, so the request may still take
+    effect.
     """
     if isinstance(first, asyncio.Future):
         following = _Continuation(first.get_loop().create_future(), step, on_failure)
@@ -257,9 +266,91 @@ class _Continuation(Generic[A, B]):
             return
         try:
             self.future.set_result(self._on_failure(failure))
+        except asyncio.CancelledError:
+            self.future.cancel()
         except Exception as another:
             self.future.set_exception(another)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+def begin(steps: Steps[A]) -> A | asyncio.Future[A] | Slices:
+    """Take the first step; return the result if there are no others.
+
+    Otherwise return the slices that are left or, if the steps wait, a future of the result or of further slices.
+    """
+    try:
+        first = next(steps)
+    except StopIteration as done:
+        result: A = done.value
+        return result
+    return _slices(steps) if first is None else _Resumption(steps, first).future
+
+
+def result_of(answer: A | asyncio.Future[A]) -> Steps[A]:
+    """Wait, as a step, for a result that may come later. Run it if it is slices."""
+    found: Any = answer
+    while True:
+        if isinstance(found, asyncio.Future):
+            if not found.done():
+                yield found
+            found = found.result()
+        elif isinstance(found, GeneratorType):
+            found = yield from found
+        else:
+            result: A = found
+            return result
+
+
+def _slices(steps: Steps[Any]) -> Slices:
+    """Take the steps up to the next wait."""
+    while True:
+        try:
+            first = next(steps)
+        except StopIteration as done:
+            return (yield from done.value) if isinstance(done.value, GeneratorType) else done.value
+        if first is not None:
+            return _Resumption(steps, first).future
+        try:
+            yield
+        except GeneratorExit:
+            steps.close()
+            raise
+
+
+class _Resumption:
+    """Resumes steps when a future is done. It serves all waits up to the next slice, so that they form no chain."""
+
+    __slots__ = ("_steps", "future")
+
+    def __init__(self, steps: Steps[Any], first: asyncio.Future[Any]) -> None:
+        self._steps = steps
+        self.future: asyncio.Future[Any] = first.get_loop().create_future()
+        first.add_done_callback(self._resume)
+
+    def _resume(self, _: asyncio.Future[Any]) -> None:
+        if self.future.done():  # Nobody waits for the result.
+            self._steps.close()
+            return
+        try:
+            following = next(self._steps)
+        except StopIteration as done:
+            self._finish(done.value)
+        except asyncio.CancelledError:
+            self.future.cancel()
+        except Exception as failure:
+            self.future.set_exception(failure)
+        else:
+            if following is None:
+                self.future.set_result(_slices(self._steps))
+            else:
+                following.add_done_callback(self._resume)
+
+    def _finish(self, result: Any) -> None:
+        if isinstance(result, asyncio.Future):
+            self._steps = result_of(result)
+            self._resume(result)
+        else:
+            self.future.set_result(result)

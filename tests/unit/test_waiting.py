@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from types import GeneratorType
+from typing import Any
 
 import pytest
 
-from klamm.waiting import PromptFuture, after, all_results, follow, promptly
+from klamm.waiting import PromptFuture, Steps, after, all_results, begin, follow, promptly, result_of
 
 
 @pytest.fixture
@@ -195,3 +197,157 @@ def test_a_step_that_comes_after_the_result_runs_in_the_next_turn(loop: asyncio.
     plain.set_result(4)
     assert not following.done()
     assert loop.run_until_complete(following) == 8
+
+
+def sum_of(*parts: int | asyncio.Future[int]) -> Steps[int]:
+    """Add numbers that may come later, one per slice."""
+    total = 0
+    for part in parts:
+        if total:
+            yield
+        total += yield from result_of(part)
+    return total
+
+
+def take_all(slices: Generator[None, None, Any]) -> Any:
+    """Run slices as the request handlers do, and return their result."""
+    while True:
+        try:
+            assert next(slices) is None, "only `begin` knows what the steps wait for"
+        except StopIteration as done:
+            return done.value
+
+
+def test_steps_without_a_pause_return_their_result() -> None:
+    assert begin(sum_of(5)) == 5
+
+
+def test_steps_pause_between_slices() -> None:
+    slices = begin(sum_of(1, 2, 3))
+    assert isinstance(slices, GeneratorType)
+    assert take_all(slices) == 6
+
+
+def test_steps_wait_and_continue_in_slices(loop: asyncio.AbstractEventLoop) -> None:
+    first: asyncio.Future[int] = loop.create_future()
+    second: asyncio.Future[int] = loop.create_future()
+    waiting = begin(sum_of(first, 2, second, 4))
+    assert isinstance(waiting, asyncio.Future)
+    first.set_result(1)
+    slices = loop.run_until_complete(waiting)
+    assert isinstance(slices, GeneratorType)
+    again = take_all(slices)
+    assert isinstance(again, asyncio.Future) and not again.done(), "the second wait begins in a slice"
+    second.set_result(3)
+    assert take_all(loop.run_until_complete(again)) == 10
+
+
+def test_waits_without_a_pause_between_them_have_one_future(loop: asyncio.AbstractEventLoop) -> None:
+    parts: list[asyncio.Future[int]] = [loop.create_future() for _ in range(3)]
+
+    def add() -> Steps[int]:
+        total = 0
+        for part in parts:
+            total += yield from result_of(part)
+        return total
+
+    waiting = begin(add())
+    assert isinstance(waiting, asyncio.Future)
+    for part in parts:
+        part.set_result(1)
+    spin(loop)
+    spin(loop)
+    assert waiting.done() and waiting.result() == 3, "a result that is there costs no turn of the loop"
+
+
+def test_a_failure_is_raised_in_the_steps_that_wait(loop: asyncio.AbstractEventLoop) -> None:
+    first: asyncio.Future[int] = loop.create_future()
+
+    def caught() -> Steps[str]:
+        try:
+            yield from result_of(first)
+        except ValueError as error:
+            return str(error)
+        return "not raised"
+
+    waiting = begin(caught())
+    uncaught = begin(sum_of(first))
+    assert isinstance(waiting, asyncio.Future) and isinstance(uncaught, asyncio.Future)
+    first.set_exception(ValueError("broken"))
+    assert loop.run_until_complete(waiting) == "broken"
+    with pytest.raises(ValueError, match="broken"):
+        loop.run_until_complete(uncaught)
+
+
+def test_a_cancelled_wait_cancels_the_result(loop: asyncio.AbstractEventLoop) -> None:
+    first: asyncio.Future[int] = loop.create_future()
+    waiting = begin(sum_of(first))
+    assert isinstance(waiting, asyncio.Future)
+    first.cancel()
+    spin(loop)
+    assert waiting.cancelled()
+
+
+def test_steps_for_whose_result_nobody_waits_are_closed(loop: asyncio.AbstractEventLoop) -> None:
+    first: asyncio.Future[int] = loop.create_future()
+    closed: list[bool] = []
+
+    def guarded() -> Steps[int]:
+        try:
+            return (yield from result_of(first))
+        finally:
+            closed.append(True)
+
+    waiting = begin(guarded())
+    assert isinstance(waiting, asyncio.Future)
+    waiting.cancel()
+    first.set_result(1)
+    spin(loop)
+    assert closed == [True]
+
+
+def test_closed_slices_close_their_steps() -> None:
+    closed: list[bool] = []
+
+    def guarded() -> Steps[int]:
+        try:
+            yield
+            yield
+        finally:
+            closed.append(True)
+        return 1
+
+    steps = guarded()
+    slices = begin(steps)
+    assert isinstance(slices, GeneratorType)
+    next(slices)
+    slices.close()
+    assert closed == [True], "although `steps` is still referenced"
+
+
+def test_steps_may_end_with_a_result_that_comes_later(loop: asyncio.AbstractEventLoop) -> None:
+    first: asyncio.Future[int] = loop.create_future()
+    second: asyncio.Future[int] = loop.create_future()
+
+    def ends_with(answer: Any) -> Steps[Any]:
+        yield from result_of(first)
+        return answer
+
+    late, sliced = begin(ends_with(second)), begin(ends_with(begin(sum_of(1, 2))))
+    first.set_result(0)
+    spin(loop)
+    assert isinstance(late, asyncio.Future) and not late.done()
+    second.set_result(7)
+    assert loop.run_until_complete(late) == 7
+    assert take_all(loop.run_until_complete(sliced)) == 3
+
+
+def test_a_failure_handler_may_pass_a_cancellation_on(loop: asyncio.AbstractEventLoop) -> None:
+    def passed_on(failure: BaseException) -> int:
+        raise failure
+
+    first: asyncio.Future[int] = loop.create_future()
+    waiting = waiting_for(after(first, double, on_failure=passed_on))
+    first.cancel()
+    spin(loop)
+    assert waiting.cancelled()

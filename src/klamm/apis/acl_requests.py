@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 
-from klamm.broker import Acls
+from klamm.acl_changes import change_entries
+from klamm.apis.zookeeper_waits import CHANGE_WAIT_MS, Outcome, change_in_time
+from klamm.broker import Acls, Broker
 from klamm.errors import ErrorCode
 from klamm.security.acl.bindings import (
     AclOperation,
@@ -20,15 +22,14 @@ from klamm.security.acl.bindings import (
     ResourceType,
     of_code,
 )
+from klamm.security.acl.rules import Entries
+from klamm.waiting import after
 from klamm.zk.model.ops import BadArguments, RequestTooLarge, ZkError
 
 NO_AUTHORIZER: Final = "No Authorizer is configured."
 MOST: Final = 1_000
 """Entries or filters in one request. Every resource is a write to ZooKeeper."""
 TOO_MANY: Final = f"More than {MOST} entries or filters are in the request: split it."
-CHANGE_WAIT_S: Final = 5.0
-"""Maximum wait for ZooKeeper. These requests carry no timeout, and clients give up after 30 s."""
-Outcome = tuple[ErrorCode, str | None]
 
 log = logging.getLogger(__name__)
 
@@ -72,21 +73,26 @@ def too_many(elements: Sequence[object]) -> bool:
     return len(elements) > MOST
 
 
-async def until_in_force(acls: Acls, resources: Iterable[ResourcePattern]) -> None:
+def until_in_force(acls: Acls, resources: Iterable[ResourcePattern]) -> asyncio.Future[None]:
     """Wait until this broker decides by the new entries; not for ever if ZooKeeper is lost meanwhile."""
-    await asyncio.wait({acls.changes.refresh(resources)}, timeout=CHANGE_WAIT_S)
+    return after(
+        acls.changes.refresh(resources),
+        lambda _: None,
+        on_failure=lambda _: None,
+        timeout_ms=CHANGE_WAIT_MS,
+        on_timeout=lambda: None,
+    )
 
 
-async def in_time(change: Coroutine[Any, Any, None]) -> Outcome:
-    """Return how a change of entries ended. One that takes too long continues by itself."""
-    task = asyncio.ensure_future(change)
-    done, _ = await asyncio.wait({task}, timeout=CHANGE_WAIT_S)
-    if not done:
-        return ErrorCode.REQUEST_TIMED_OUT, "ZooKeeper does not answer; the change may still take effect."
-    failure = task.exception()
+def change_of(
+    broker: Broker, resource: ResourcePattern, change: Callable[[Entries], Entries]
+) -> asyncio.Future[Outcome]:
+    """Change the entries of a resource and return how that ended."""
+    return change_in_time(broker, change_entries(broker.zk, resource, change), lambda _: None, _refuse)
+
+
+def _refuse(failure: BaseException) -> Outcome:
     match failure:
-        case None:
-            return ErrorCode.NONE, None
         case BadArguments():
             return ErrorCode.INVALID_REQUEST, "ZooKeeper does not accept the name of the resource."
         case RequestTooLarge():

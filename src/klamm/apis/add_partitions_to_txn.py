@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from klamm.apis.access import may
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import All, FromPeer, Needs
 from klamm.apis.parts import MOST, Parts, in_parts
-from klamm.apis.slices import Steps, after_in_slices, begin, each, each_partition
+from klamm.apis.slices import each, each_partition
 from klamm.apis.transaction_errors import error_for_client, unless_given_up
 from klamm.errors import ErrorCode
 from klamm.model import BROKER_TOPICS, TopicPartition, TransactionVersion
@@ -32,24 +32,21 @@ from klamm.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import all_results, promptly
+from klamm.waiting import Steps, all_results, begin, promptly, result_of
 
 FIRST_BROKER_VERSION: Final = 4
 _WRITE_WEIGHT: Final = 20
 """A transaction that grows is written to the log: it counts as this many partitions that are only looked up."""
-Answer = AddPartitionsToTxnResponse | None
 Known = dict[TopicPartition, None]
 Errors = dict[TopicPartition, ErrorCode]
 ErrorOf = Callable[[TopicPartition], ErrorCode]
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: AddPartitionsToTxnRequest
-) -> Answer | asyncio.Future[Answer] | Sliced[AddPartitionsToTxnResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: AddPartitionsToTxnRequest) -> Answer[AddPartitionsToTxnResponse]:
     if ctx.api_version < FIRST_BROKER_VERSION:
         return begin(_add_for_client(broker, ctx, req))
-    result: Answer | asyncio.Future[Answer] | Sliced[AddPartitionsToTxnResponse] = _handle_batch(broker, ctx, req)
-    return result
+    answer: Answer[AddPartitionsToTxnResponse] = _handle_batch(broker, ctx, req)
+    return answer
 
 
 def _add_for_client(broker: Broker, ctx: RequestContext, req: AddPartitionsToTxnRequest) -> Steps[Any]:
@@ -66,10 +63,7 @@ def _add_for_client(broker: Broker, ctx: RequestContext, req: AddPartitionsToTxn
         version=TransactionVersion.TV_0,
         origin=ctx.channel.order,
     )
-    return (yield from after_in_slices(added.on(broker.loop), lambda error: _added(ctx, req, error)))
-
-
-def _added(ctx: RequestContext, req: AddPartitionsToTxnRequest, error: ErrorCode) -> Steps[Answer]:
+    error = yield from result_of(added.on(broker.loop))
     shown = error_for_client(error, ctx, fenced_since=2)
     if unless_given_up(ctx, error, req) is None:
         return None
@@ -106,7 +100,7 @@ def _handle_transactions(
     parts: list[ErrorOf | asyncio.Future[ErrorOf]] = []
     for transaction in transactions:
         parts.append((yield from _handle_one(broker, ctx, transaction)))
-    return (yield from after_in_slices(all_results(parts), lambda errors: _batch_response(transactions, errors)))
+    return (yield from _batch_response(transactions, (yield from result_of(all_results(parts)))))
 
 
 def _handle_one(

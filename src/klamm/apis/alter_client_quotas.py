@@ -11,15 +11,15 @@ INVALID_REQUEST (42). Removing a key that is not set is not an error. Left out: 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.client_quota_entities import MAX_PARTS, check_length, entity_of
-from klamm.apis.config_resources import NO_ERROR, ApiError, Outcome, check_count, in_time
+from klamm.apis.config_resources import check_count
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
+from klamm.apis.zookeeper_waits import NO_ERROR, NOT_TRIED, ApiError, Outcome, change_in_time, refusal
 from klamm.config.client_quotas import QUOTA_KEYS, QuotaEntity, format_quota, quota_problem
 from klamm.errors import ErrorCode
 from klamm.protocol.chunked import ChunkedList
@@ -33,30 +33,24 @@ from klamm.protocol.messages.alter_client_quotas import (
 )
 from klamm.quota.quota_store import Properties, change_quota
 from klamm.security.acl.bindings import AclOperation
-from klamm.zk.model.ops import ZkError
-
-log = logging.getLogger(__name__)
+from klamm.waiting import Steps, begin, result_of
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: AlterClientQuotasRequest
-) -> asyncio.Future[AlterClientQuotasResponse]:
-    return broker.loop.create_task(_alter_all(broker, req))
+def handle(broker: Broker, ctx: RequestContext, req: AlterClientQuotasRequest) -> Answer[AlterClientQuotasResponse]:
+    return begin(_alter_all(broker, req))
 
 
-async def _alter_all(broker: Broker, req: AlterClientQuotasRequest) -> AlterClientQuotasResponse:
+def _alter_all(broker: Broker, req: AlterClientQuotasRequest) -> Steps[AlterClientQuotasResponse]:
     """One after the other, in the order of the request. After a timeout of ZooKeeper the rest is not tried."""
     answers: ChunkedList[ResponseEntryData] = ChunkedList()
     is_late = False
     for entry in req.entries:
-        if is_late:
-            outcome: Outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
-        else:
-            outcome = await in_time(_alter(broker, entry, req.validate_only))
-            is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
+        if answers:
+            yield
+        outcome = NOT_TRIED if is_late else (yield from result_of(_alter(broker, entry, req.validate_only)))
         code, message = outcome
+        is_late = code == ErrorCode.REQUEST_TIMED_OUT
         answers.append(ResponseEntryData(error_code=code, error_message=message, entity=_named(entry)))
-        await asyncio.sleep(0)
     return AlterClientQuotasResponse(entries=answers)
 
 
@@ -66,20 +60,15 @@ def _named(entry: EntryData) -> Sequence[EntityData]:
     return [EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in parts]
 
 
-async def _alter(broker: Broker, entry: EntryData, validate_only: bool) -> Outcome:
+def _alter(broker: Broker, entry: EntryData, validate_only: bool) -> Outcome | asyncio.Future[Outcome]:
     try:
         check_length(entry.entity)
         entity = entity_of({part.entity_type: part.entity_name for part in entry.entity})
         check_count(entry.ops)
         _check(entry.ops)
-        if not validate_only:
-            await _change(broker, entity, entry.ops)
     except ApiError as error:
         return error.code, error.message
-    except ZkError as error:
-        log.warning("changing the quotas of %s failed: %s", entity, error)
-        return ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper did not accept the change: {error}"
-    return NO_ERROR
+    return NO_ERROR if validate_only else _change(broker, entity, entry.ops)
 
 
 def _check(ops: Sequence[OpData]) -> None:
@@ -88,7 +77,7 @@ def _check(ops: Sequence[OpData]) -> None:
             raise ApiError(ErrorCode.INVALID_REQUEST, problem)
 
 
-async def _change(broker: Broker, entity: QuotaEntity, ops: Sequence[OpData]) -> None:
+def _change(broker: Broker, entity: QuotaEntity, ops: Sequence[OpData]) -> asyncio.Future[Outcome]:
     def changed(before: Properties) -> Properties:
         """Only quotas change: a user's znode may also hold credentials."""
         after = dict(before)
@@ -99,8 +88,12 @@ async def _change(broker: Broker, entity: QuotaEntity, ops: Sequence[OpData]) ->
                 after.pop(op.key, None)
         return after
 
-    after = await change_quota(broker.zk, entity, changed)
-    broker.configs.client_quotas.set_entity(entity, after)
+    return change_in_time(
+        broker,
+        change_quota(broker.zk, entity, changed),
+        lambda after: broker.configs.client_quotas.set_entity(entity, after),
+        refusal(f"the quotas of {entity}"),
+    )
 
 
 def _refused(ctx: RequestContext, req: AlterClientQuotasRequest, error: ErrorCode) -> Any:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.config_resources import (
-    ApiError,
-    Outcome,
     ResourceType,
     alter,
     alter_each,
@@ -21,6 +19,7 @@ from klamm.apis.config_resources import (
     check_count,
     key_of,
 )
+from klamm.apis.zookeeper_waits import ApiError, Outcome
 from klamm.config_changes import Properties
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.alter_configs import (
@@ -30,14 +29,15 @@ from klamm.protocol.messages.alter_configs import (
     AlterConfigsResponse,
 )
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin
 
 
-def handle(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> asyncio.Future[AlterConfigsResponse]:
-    return broker.loop.create_task(_alter_all(broker, ctx, req))
+def handle(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> Answer[AlterConfigsResponse]:
+    return begin(_alter_all(broker, ctx, req))
 
 
-async def _alter_all(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> AlterConfigsResponse:
-    responses = await alter_each(
+def _alter_all(broker: Broker, ctx: RequestContext, req: AlterConfigsRequest) -> Steps[AlterConfigsResponse]:
+    responses = yield from alter_each(
         ctx,
         req.resources,
         lambda resource: _alter(broker, ctx, resource, req.validate_only),
@@ -46,7 +46,9 @@ async def _alter_all(broker: Broker, ctx: RequestContext, req: AlterConfigsReque
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-async def _alter(broker: Broker, ctx: RequestContext, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
+def _alter(
+    broker: Broker, ctx: RequestContext, resource: AlterConfigsResource, validate_only: bool
+) -> Outcome | asyncio.Future[Outcome]:
     if resource.resource_type == ResourceType.BROKER_LOGGER:
         return ErrorCode.INVALID_REQUEST, "Levels of loggers are changed by IncrementalAlterConfigs."
     try:
@@ -59,7 +61,7 @@ async def _alter(broker: Broker, ctx: RequestContext, resource: AlterConfigsReso
     wanted: Properties = {config.name: config.value for config in resource.configs if config.value is not None}
     if len(wanted) < len(resource.configs):
         return ErrorCode.INVALID_REQUEST, "A key may be named only once for a resource."
-    return await alter(broker, key_of(resource), lambda before: dict(wanted), validate_only=validate_only)
+    return alter(broker, key_of(resource), lambda before: dict(wanted), validate_only=validate_only)
 
 
 API = Api(AlterConfigsRequest, AlterConfigsResponse, versions=(0, 2), plane=Plane.DATA, handle=handle)

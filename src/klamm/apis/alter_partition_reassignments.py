@@ -6,16 +6,15 @@ middle of a very large request, only the partitions that it has not accepted get
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final, cast
+from typing import Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.controller_parts import ask_in_turn
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.controller_parts import parts_of
 from klamm.apis.deadlines import Deadline
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import each, each_partition, pause
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults
 from klamm.errors import ErrorCode
@@ -30,6 +29,7 @@ from klamm.protocol.messages.alter_partition_reassignments import (
     ReassignableTopicResponse,
 )
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin, result_of
 
 _Asked = tuple[TopicPartition, tuple[int, ...] | None]
 _Topics = SpreadDict[str, list[ReassignablePartitionResponse]]
@@ -37,13 +37,13 @@ _Topics = SpreadDict[str, list[ReassignablePartitionResponse]]
 
 def handle(
     broker: Broker, ctx: RequestContext, req: AlterPartitionReassignmentsRequest
-) -> asyncio.Future[AlterPartitionReassignmentsResponse] | Sliced[AlterPartitionReassignmentsResponse]:
+) -> Answer[AlterPartitionReassignmentsResponse]:
     return begin(_alter(broker, ctx, req))
 
 
 def _alter(
     broker: Broker, ctx: RequestContext, req: AlterPartitionReassignmentsRequest
-) -> Steps[asyncio.Future[AlterPartitionReassignmentsResponse]]:
+) -> Steps[AlterPartitionReassignmentsResponse]:
     deadline = Deadline(broker.loop, req.timeout_ms)
     asked: ChunkedList[_Asked] = ChunkedList()
     topics: _Topics = SpreadDict()
@@ -54,28 +54,25 @@ def _alter(
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     ctx.hold(asked)
-
-    def ask(part: Sequence[_Asked]) -> asyncio.Future[PartitionResults]:
-        return broker.controller.submit(events.ApiPartitionReassignment(tuple(part)), deadline.remaining_ms)
-
     answered = 0
+    for part in parts_of(asked):
+        event = events.ApiPartitionReassignment(tuple(part))
+        reply = yield from result_of(broker.controller.submit(event, deadline.remaining_ms))
+        yield from pause(part)
+        if reply.error != ErrorCode.NONE:
+            return (yield from _refuse_rest(ctx, topics, asked, answered, reply))
+        yield from each(reply.partitions, lambda result: _add(topics, result))
+        answered += len(part)
+        yield from pause(part)
+    return (yield from _response(ctx, topics))
 
-    def note(part: Sequence[_Asked], reply: PartitionResults) -> Steps[AlterPartitionReassignmentsResponse | None]:
-        nonlocal answered
-        if reply.error == ErrorCode.NONE:
-            yield from each(reply.partitions, lambda result: _add(topics, result))
-            answered += len(part)
-            return None
-        # The controller has accepted the earlier parts. An error of the whole request would deny that.
-        yield from each(
-            islice(asked, answered, None), lambda moved: _add(topics, PartitionResult(moved[0], reply.error))
-        )
-        return (yield from _response(ctx, topics, *(() if answered else (reply.error, reply.message))))
 
-    return cast(
-        "asyncio.Future[AlterPartitionReassignmentsResponse]",
-        ask_in_turn(asked, ask, note, lambda: _response(ctx, topics)),
-    )
+def _refuse_rest(
+    ctx: RequestContext, topics: _Topics, asked: Sequence[_Asked], answered: int, reply: PartitionResults
+) -> Steps[AlterPartitionReassignmentsResponse]:
+    """The controller has accepted the earlier parts. An error of the whole request would deny that."""
+    yield from each(islice(asked, answered, None), lambda moved: _add(topics, PartitionResult(moved[0], reply.error)))
+    return (yield from _response(ctx, topics, *(() if answered else (reply.error, reply.message))))
 
 
 def _add(topics: _Topics, result: PartitionResult) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.guards import needs_cluster
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.alter_replica_log_dirs import (
@@ -23,14 +23,13 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirTopicResult,
 )
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin
 
 MOST: Final = 20
 """Partitions that are moved in one slice of the loop: each move creates a directory."""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: AlterReplicaLogDirsRequest
-) -> AlterReplicaLogDirsResponse | Sliced[AlterReplicaLogDirsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: AlterReplicaLogDirsRequest) -> Answer[AlterReplicaLogDirsResponse]:
     is_small = len(req.dirs) + sum(len(log_dir.topics) for log_dir in req.dirs[:MOST]) <= MOST
     is_small = is_small and sum(len(topic.partitions) for log_dir in req.dirs for topic in log_dir.topics) <= MOST
     steps = _steps(broker, ctx, req)

@@ -11,18 +11,17 @@ the change may still take effect.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
-from klamm.apis.config_resources import NO_ERROR, ApiError, Outcome, in_time
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
 from klamm.apis.scram_mechanisms import MECHANISMS
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
+from klamm.apis.zookeeper_waits import NOT_TRIED, ApiError, Outcome, change_in_time, refusal
 from klamm.config.client_quotas import QuotaEntity
 from klamm.errors import ErrorCode
-from klamm.protocol.chunked import ChunkedList, pieces
+from klamm.protocol.chunked import ChunkedList
 from klamm.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -32,9 +31,7 @@ from klamm.protocol.messages.alter_user_scram_credentials import (
 from klamm.quota.quota_store import Properties, change_quota
 from klamm.security.acl.bindings import AclOperation
 from klamm.security.sasl.scram_credential import MAX_ITERATIONS, MIN_ITERATIONS, MIN_SALT_BYTES, credential_of
-from klamm.zk.model.ops import ZkError
-
-log = logging.getLogger(__name__)
+from klamm.waiting import Steps, begin, result_of
 
 
 class _Change(NamedTuple):
@@ -46,47 +43,44 @@ class _Change(NamedTuple):
 
 def handle(
     broker: Broker, ctx: RequestContext, req: AlterUserScramCredentialsRequest
-) -> asyncio.Future[AlterUserScramCredentialsResponse]:
-    return broker.loop.create_task(_alter_all(broker, ctx, req))
+) -> Answer[AlterUserScramCredentialsResponse]:
+    return begin(_alter_all(broker, ctx, req))
 
 
-async def _alter_all(
+def _alter_all(
     broker: Broker, ctx: RequestContext, req: AlterUserScramCredentialsRequest
-) -> AlterUserScramCredentialsResponse:
+) -> Steps[AlterUserScramCredentialsResponse]:
     changes: dict[str, list[_Change]] = {}
     ctx.hold(changes)
-    for deletions in pieces(req.deletions):
-        for deletion in deletions:
-            changes.setdefault(deletion.name, []).append(_Change(deletion.mechanism, None))
-        await asyncio.sleep(0)
-    for upsertions in pieces(req.upsertions):
-        for upsertion in upsertions:
-            changes.setdefault(upsertion.name, []).append(_Change(upsertion.mechanism, upsertion))
-        await asyncio.sleep(0)
+    yield from each(
+        req.deletions, lambda deletion: changes.setdefault(deletion.name, []).append(_Change(deletion.mechanism, None))
+    )
+    yield from each(
+        req.upsertions,
+        lambda upsertion: changes.setdefault(upsertion.name, []).append(_Change(upsertion.mechanism, upsertion)),
+    )
     results: ChunkedList[AlterUserScramCredentialsResult] = ChunkedList()
     is_late = False
     for user, of_user in changes.items():
-        if is_late:
-            outcome: Outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
-        else:
-            outcome = await in_time(_alter(broker, user, of_user))
-            is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
-        results.append(AlterUserScramCredentialsResult(user=user, error_code=outcome[0], error_message=outcome[1]))
-        await asyncio.sleep(0)
+        if results:
+            yield
+        code, message = NOT_TRIED if is_late else (yield from result_of(_alter(broker, user, of_user)))
+        is_late = code == ErrorCode.REQUEST_TIMED_OUT
+        results.append(AlterUserScramCredentialsResult(user=user, error_code=code, error_message=message))
     return AlterUserScramCredentialsResponse(results=results)
 
 
-async def _alter(broker: Broker, user: str, changes: list[_Change]) -> Outcome:
+def _alter(broker: Broker, user: str, changes: list[_Change]) -> Outcome | asyncio.Future[Outcome]:
     try:
         _check(user, changes)
-        new = await change_quota(broker.zk, QuotaEntity(user=user), lambda before: _changed(user, before, changes))
     except ApiError as error:
         return error.code, error.message
-    except ZkError as error:
-        log.warning("changing the credentials of a user failed: %s", error)
-        return ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper did not accept the change: {error}"
-    broker.configs.user_credentials.set_user(user, new)
-    return NO_ERROR
+    return change_in_time(
+        broker,
+        change_quota(broker.zk, QuotaEntity(user=user), lambda before: _changed(user, before, changes)),
+        lambda new: broker.configs.user_credentials.set_user(user, new),
+        refusal("the credentials of a user"),
+    )
 
 
 def _check(user: str, changes: Iterable[_Change]) -> None:

@@ -2,16 +2,15 @@
 
 ApiVersions, dispatch, metrics and docs/reference/apis.md are derived from these declarations (`klamm.apis.ALL`).
 
-A handler is a plain `def` and returns the response if it can. Otherwise it has one of three forms, whose files
-`tests/tidy` lists:
+A handler is a plain `def` and returns the response if it can. Otherwise it returns a future (`klamm.waiting`):
 
-1. `klamm.waiting`: the handler waits for a result of an append, a purgatory, the controller or a coordinator. It
-   returns `after(result, step)`, or `promptly`, or continues with `all_results`. This is the usual form.
-2. A generator (`klamm.apis.slices`): the work grows with the request or the cluster. The handler returns
-   `begin(steps)`, whose steps leave the loop to others after each slice. A step may end with form 1
-   (`after_in_slices`).
-3. A coroutine in a task: the handler alternates between many reads or writes of ZooKeeper and decisions on their
-   results. Only configurations, quotas, SCRAM credentials and ACLs do this; new handlers use the other forms.
+- `after(result, step)` or `promptly`, if it waits once: for an append, a purgatory, the controller, a coordinator or
+  ZooKeeper.
+- `begin(steps)`, if its work grows with the request or the cluster, or if it waits several times. The steps leave the
+  loop to others after each slice (`klamm.apis.slices`) and wait by `yield from result_of(...)`.
+
+There is no `async def` here. A change of ZooKeeper that takes several round trips is a coroutine below this layer
+(`config_changes`, `quota_store`, `acl_changes`); a handler starts it as a task and waits for that like for any future.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from klamm.broker import Broker
 from klamm.network.request_context import Dispatched, Plane, RequestContext
 from klamm.protocol.wire import Message
+from klamm.waiting import Slices
 
-__all__ = ["Api", "Broker", "Delayed", "Plane", "RequestContext", "Sliced", "at_once", "bind"]
+__all__ = ["Answer", "Api", "Broker", "Plane", "RequestContext", "at_once", "bind"]
 
 Req = TypeVar("Req", bound=Message)
 Resp = TypeVar("Resp", bound=Message)
 A = TypeVar("A")
-Delayed: TypeAlias = "asyncio.Future[Resp]"
-Sliced: TypeAlias = "Generator[None, None, Resp | asyncio.Future[Resp] | None]"
+Answer: TypeAlias = "Resp | asyncio.Future[Resp] | asyncio.Future[Resp | None] | Slices | None"
+"""The response, now or later, or slices that make it. None: the request has no response."""
 
 
 class Guard(Protocol):
@@ -54,20 +54,15 @@ class Api(Generic[Req, Resp]):
     """`versions` are the versions that the handler implements; the codec may know more.
 
     `metric_name` gives a request a second name in RequestMetrics (FetchConsumer). A request of an API with `is_read`
-    changes nothing, so it is dropped if its connection ends before its turn. A handler whose work grows with the
-    request or the cluster may be a generator: it yields between slices of at most a few milliseconds and returns the
-    response or a future of it. A future may also end with such a generator. A handler that has to wait returns
-    `after(...)` (klamm.waiting). `guard` authorizes the sender (klamm.apis.guards). `dispatch` is `handle` for one
-    broker, behind the guard if the broker needs it; `bind` sets it.
+    changes nothing, so it is dropped if its connection ends before its turn. `guard` authorizes the sender
+    (klamm.apis.guards). `dispatch` is `handle` for one broker, behind the guard if the broker needs it; `bind` sets it.
     """
 
     request: type[Req]
     response: type[Resp]
     versions: tuple[int, int]
     plane: Plane
-    handle: Callable[
-        [Broker, RequestContext, Req], Resp | Delayed[Resp] | asyncio.Future[Resp | None] | Sliced[Resp] | None
-    ]
+    handle: Callable[[Broker, RequestContext, Req], Answer[Resp]]
     metric_name: Callable[[Req], str] | None = None
     is_read: bool = False
     guard: Guard | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from klamm.apis.config_resources import ApiError
+from klamm.apis.zookeeper_waits import ApiError
 from klamm.config.client_quotas import DEFAULT, QuotaEntity
 from klamm.errors import ErrorCode
 

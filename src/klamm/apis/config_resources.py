@@ -8,14 +8,24 @@ other brokers are notified through /config/changes.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from klamm.apis.access import may, may_on_cluster
 from klamm.apis.api_declaration import Broker, RequestContext
+from klamm.apis.zookeeper_waits import (
+    NO_ERROR,
+    NOT_TRIED,
+    READ_WAIT_MS,
+    ApiError,
+    Outcome,
+    change_in_time,
+    read_in_time,
+    refusal,
+)
 from klamm.config import DEFAULT_BROKER, validate_broker_config, validate_topic_config
 from klamm.config.loggers import check_level, set_level
 from klamm.config_changes import BROKERS, TOPICS, Properties, change_config, read_configs
@@ -23,13 +33,7 @@ from klamm.errors import ErrorCode
 from klamm.protocol.chunked import ChunkedList
 from klamm.security.acl.bindings import AclOperation
 from klamm.security.acl.bindings import ResourceType as AclResourceType
-from klamm.zk.model.ops import ZkError
-
-log = logging.getLogger(__name__)
-
-READ_WAIT_S: Final = 1.0
-CHANGE_WAIT_S: Final = 5.0
-"""Maximum wait for ZooKeeper. These requests carry no timeout, and clients give up after 30 s."""
+from klamm.waiting import Steps, result_of
 
 MAX_CONFIGS: Final = 1000
 """Settings of one resource in a request; there are far fewer keys."""
@@ -57,19 +61,8 @@ class NamedResource(Protocol):
     def resource_name(self) -> str: ...
 
 
-class ApiError(Exception):
-    """Refusal of one resource of a request; never leaves the handler."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-Outcome = tuple[ErrorCode, str | None]
 R = TypeVar("R", bound=NamedResource)
 A = TypeVar("A")
-NO_ERROR: Outcome = (ErrorCode.NONE, None)
 Change = Callable[[Properties], Properties]
 
 
@@ -108,12 +101,12 @@ def key_of(resource: NamedResource) -> Resource:
     return Resource(resource.resource_type, resource.resource_name)
 
 
-async def alter_each(
+def alter_each(
     ctx: RequestContext,
     resources: Sequence[R],
-    change: Callable[[R], Coroutine[Any, Any, Outcome]],
+    change: Callable[[R], Outcome | asyncio.Future[Outcome]],
     answer: Callable[..., A],
-) -> Sequence[A]:
+) -> Steps[Sequence[A]]:
     """Change one resource after the other; a resource that is named twice is refused both times.
 
     After a timeout of ZooKeeper the rest is not tried.
@@ -121,8 +114,9 @@ async def alter_each(
     times: Counter[Resource] = Counter()
     ctx.hold(times)
     for start in range(0, len(resources), _SLICE):
+        if start:
+            yield
         times.update(map(key_of, resources[start : start + _SLICE]))
-        await asyncio.sleep(0)
     answers: ChunkedList[A] = ChunkedList()
     is_late = False
     for resource in resources:
@@ -130,13 +124,15 @@ async def alter_each(
         if times[key] > 1:
             outcome: Outcome = ErrorCode.INVALID_REQUEST, "A resource may be named only once in a request."
         elif is_late:
-            outcome = ErrorCode.REQUEST_TIMED_OUT, "Not tried: ZooKeeper does not answer."
+            outcome = NOT_TRIED
         else:
-            outcome = await in_time(change(resource))
+            if answers:
+                yield
+            outcome = yield from result_of(change(resource))
             is_late = outcome[0] == ErrorCode.REQUEST_TIMED_OUT
         code, message = outcome
         if len(answers) % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
+            yield
         answers.append(answer(error_code=code, error_message=message, resource_type=key.type, resource_name=key.name))
     return answers
 
@@ -146,60 +142,51 @@ def check_count(configs: Sequence[object]) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"More than {MAX_CONFIGS} settings are changed for a resource.")
 
 
-async def in_time(change: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """A change that takes too long continues by itself: a write to ZooKeeper cannot be undone."""
-    task = asyncio.ensure_future(change)
-    done, _ = await asyncio.wait({task}, timeout=CHANGE_WAIT_S)
-    if not done:
-        return ErrorCode.REQUEST_TIMED_OUT, "ZooKeeper does not answer; the change may yet be made."
-    return task.result()
-
-
-async def topic_overrides(broker: Broker, topics: list[str]) -> dict[str, Properties]:
+def topic_overrides(broker: Broker, topics: list[str]) -> asyncio.Future[dict[str, Properties]]:
     """Read the configurations of topics from ZooKeeper, also of those that this broker does not host.
 
     While ZooKeeper is unreachable, the settings that this broker applied last are returned.
     """
-    try:
-        async with asyncio.timeout(READ_WAIT_S):
-            return await read_configs(broker.zk, TOPICS, topics)
-    except (ZkError, TimeoutError):
-        return {topic: dict(broker.configs.topic_overrides(topic)) for topic in topics}
+    return read_in_time(
+        broker,
+        read_configs(broker.zk, TOPICS, topics),
+        READ_WAIT_MS,
+        lambda _: {topic: dict(broker.configs.topic_overrides(topic)) for topic in topics},
+    )
 
 
-async def alter(broker: Broker, resource: Resource, change: Change, *, validate_only: bool) -> Outcome:
+def alter(
+    broker: Broker, resource: Resource, change: Change, *, validate_only: bool
+) -> Outcome | asyncio.Future[Outcome]:
     """Change the settings of a topic or broker: check, write with a notification, apply here."""
     try:
         check_resource(broker, resource)
-        if resource.type == ResourceType.TOPIC:
-            await _alter_topic(broker, resource.name, change, validate_only)
-        else:
-            await _alter_broker(broker, resource.name, change, validate_only)
     except ApiError as error:
         return error.code, error.message
-    except ZkError as error:
-        log.warning("changing the configuration of %s failed: %s", resource.name, error)
-        return ErrorCode.UNKNOWN_SERVER_ERROR, f"ZooKeeper did not accept the change: {error}"
-    return NO_ERROR
+    if resource.type == ResourceType.TOPIC:
+        entity_type, entity = TOPICS, resource.name
+        checked, apply = _checked_topic(change), partial(broker.configs.set_topic, entity)
+    else:
+        entity_type, entity = BROKERS, resource.name or DEFAULT_BROKER
+        checked, apply = _checked_broker(broker, resource.name, change), partial(_apply_to_broker, broker, entity)
+    refuse = refusal(f"the configuration of {resource.name}")
+    if validate_only:
+        found = read_configs(broker.zk, entity_type, [entity])
+        return change_in_time(broker, found, lambda configs: checked(configs[entity]), refuse)
+    return change_in_time(broker, change_config(broker.zk, entity_type, entity, checked), apply, refuse)
 
 
-async def _alter_topic(broker: Broker, topic: str, change: Change, validate_only: bool) -> None:
+def _checked_topic(change: Change) -> Change:
     def checked(before: Properties) -> Properties:
         after = change(before)
         if (problem := validate_topic_config(after)) is not None:
             raise ApiError(ErrorCode.INVALID_CONFIG, problem)
         return after
 
-    if validate_only:
-        checked((await read_configs(broker.zk, TOPICS, [topic]))[topic])
-        return
-    after = await change_config(broker.zk, TOPICS, topic, checked)
-    broker.configs.set_topic(topic, after)
+    return checked
 
 
-async def _alter_broker(broker: Broker, name: str, change: Change, validate_only: bool) -> None:
-    entity = name or DEFAULT_BROKER
-
+def _checked_broker(broker: Broker, name: str, change: Change) -> Change:
     def checked(before: Properties) -> Properties:
         after = change(dict(before))
         new = {key: value for key, value in after.items() if before.get(key) != value}
@@ -210,12 +197,12 @@ async def _alter_broker(broker: Broker, name: str, change: Change, validate_only
             raise ApiError(ErrorCode.INVALID_REQUEST, problem)
         return after
 
-    if validate_only:
-        checked((await read_configs(broker.zk, BROKERS, [entity]))[entity])
-        return
-    after = await change_config(broker.zk, BROKERS, entity, checked)
+    return checked
+
+
+def _apply_to_broker(broker: Broker, entity: str, after: Properties) -> None:
     broker.configs.set_broker(entity, after)
-    if name:
+    if entity != DEFAULT_BROKER:
         broker.configs.reload_files()  # also if the same file was named again: its content may be new
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from klamm.acl_changes import change_entries
-from klamm.apis.acl_requests import NO_AUTHORIZER, TOO_MANY, in_time, too_many, until_in_force
+from klamm.apis.acl_requests import NO_AUTHORIZER, TOO_MANY, change_of, too_many, until_in_force
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
 from klamm.broker import Acls
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.create_acls import AclCreation, AclCreationResult, CreateAclsRequest, CreateAclsResponse
@@ -29,6 +28,7 @@ from klamm.security.acl.bindings import (
     of_code,
     problem_of,
 )
+from klamm.waiting import Steps, begin, result_of
 
 Result = tuple[ErrorCode, str | None]
 
@@ -39,10 +39,10 @@ def handle(broker: Broker, ctx: RequestContext, req: CreateAclsRequest) -> Any:
         return begin(_refusal(req, ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER))
     if too_many(req.creations):
         return begin(_refusal(req, ErrorCode.INVALID_REQUEST, TOO_MANY))
-    return broker.loop.create_task(_create_all(broker, acls, req))
+    return begin(_create_all(broker, acls, req))
 
 
-async def _create_all(broker: Broker, acls: Acls, req: CreateAclsRequest) -> CreateAclsResponse:
+def _create_all(broker: Broker, acls: Acls, req: CreateAclsRequest) -> Steps[CreateAclsResponse]:
     """One resource after the other, each with all its new entries in one write."""
     bindings = [_binding(creation) for creation in req.creations]
     results: dict[AclBinding, Result] = {}
@@ -53,9 +53,10 @@ async def _create_all(broker: Broker, acls: Acls, req: CreateAclsRequest) -> Cre
         else:
             wanted.setdefault(binding.resource, set()).add(binding.entry)
     for resource, entries in wanted.items():
-        outcome = await in_time(change_entries(broker.zk, resource, frozenset(entries).union))
+        outcome = yield from result_of(change_of(broker, resource, frozenset(entries).union))
         results.update({AclBinding(resource, entry): outcome for entry in entries})
-    await until_in_force(acls, wanted)
+    if wanted:
+        yield from result_of(until_in_force(acls, wanted))
     return CreateAclsResponse(results=_results(bindings, results))
 
 

@@ -10,15 +10,14 @@ throttled (KIP-599).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
 from klamm.apis.access import may, may_on_cluster
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.deadlines import Deadline
 from klamm.apis.mutation_charges import MutationCharges
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
 from klamm.apis.topic_waits import await_all
 from klamm.config import validate_topic_config
 from klamm.config.entries import topic_entries
@@ -34,22 +33,18 @@ from klamm.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import after
+from klamm.waiting import Steps, begin, result_of
 
 _FIRST_STRICT: Final = 6
 _TOPICS_A_SLICE: Final = 10
 """Each is answered with all its settings."""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: CreateTopicsRequest
-) -> asyncio.Future[CreateTopicsResponse] | Sliced[CreateTopicsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: CreateTopicsRequest) -> Answer[CreateTopicsResponse]:
     return begin(_create(broker, ctx, req))
 
 
-def _create(
-    broker: Broker, ctx: RequestContext, req: CreateTopicsRequest
-) -> Steps[asyncio.Future[CreateTopicsResponse]]:
+def _create(broker: Broker, ctx: RequestContext, req: CreateTopicsRequest) -> Steps[Any]:
     deadline = Deadline(broker.loop, req.timeout_ms)
     refused = yield from _refusals(broker, ctx, req)
     charges = MutationCharges[str](broker, ctx, strict_since=_FIRST_STRICT, is_dry=req.validate_only)
@@ -58,18 +53,11 @@ def _create(
     topics = yield from each((topic for topic in req.topics if topic.name not in refused), _event_topic)
     event = events.CreateTopics(tuple(topics), req.validate_only)
     ctx.hold(topics)
-
-    def on_reply(reply: TopicResults) -> Any:
-        return begin(settled(reply))
-
-    def settled(reply: TopicResults) -> Steps[Any]:
-        yield from charges.settle((result.name for result in reply.topics), reply)
-        if reply.error != ErrorCode.NONE:
-            return (yield from _refuse(broker, ctx, req, reply.error))
-        return (yield from _await_leaders(broker, ctx, req, deadline, refused, reply))
-
-    created: asyncio.Future[CreateTopicsResponse] = after(broker.controller.submit(event, req.timeout_ms), on_reply)
-    return created
+    reply = yield from result_of(broker.controller.submit(event, req.timeout_ms))
+    yield from charges.settle((result.name for result in reply.topics), reply)
+    if reply.error != ErrorCode.NONE:
+        return (yield from _refuse(broker, ctx, req, reply.error))
+    return (yield from _await_leaders(broker, ctx, req, deadline, refused, reply))
 
 
 def _charge(

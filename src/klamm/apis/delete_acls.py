@@ -7,14 +7,13 @@ not name one resource applies to the resources that this broker knows.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
-from klamm.acl_changes import change_entries
-from klamm.apis.acl_requests import NO_AUTHORIZER, TOO_MANY, Outcome, filter_of, in_time, too_many, until_in_force
+from klamm.apis.acl_requests import NO_AUTHORIZER, TOO_MANY, change_of, filter_of, too_many, until_in_force
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
+from klamm.apis.zookeeper_waits import Outcome
 from klamm.broker import Acls
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.delete_acls import (
@@ -25,6 +24,7 @@ from klamm.protocol.messages.delete_acls import (
 )
 from klamm.security.acl.bindings import AclBinding, AclOperation, BindingFilter, ResourcePattern
 from klamm.security.acl.rules import Entries
+from klamm.waiting import Steps, begin, result_of
 
 _AT_ONCE: Final = 2_000
 """Comparisons of a resource with a filter before the loop serves others."""
@@ -36,15 +36,15 @@ def handle(broker: Broker, ctx: RequestContext, req: DeleteAclsRequest) -> Any:
         return begin(_refusal(req, ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER))
     if too_many(req.filters):
         return begin(_refusal(req, ErrorCode.INVALID_REQUEST, TOO_MANY))
-    return broker.loop.create_task(_delete_all(broker, acls, req))
+    return begin(_delete_all(broker, acls, req))
 
 
-async def _delete_all(broker: Broker, acls: Acls, req: DeleteAclsRequest) -> DeleteAclsResponse:
+def _delete_all(broker: Broker, acls: Acls, req: DeleteAclsRequest) -> Steps[DeleteAclsResponse]:
     filters = [filter_of(each) for each in req.filters]
     usable = [chosen for chosen in filters if not chosen.is_unknown]
     deleted: dict[AclBinding, BindingFilter] = {}
     outcomes: dict[ResourcePattern, Outcome] = {}
-    for resource, applying in (await _resources(acls, usable)).items():
+    for resource, applying in (yield from _resources(acls, usable)).items():
 
         def kept(before: Entries, resource: ResourcePattern = resource, applying: Any = applying) -> Entries:
             """Called again after a concurrent write: entries of an earlier call may be gone by this request."""
@@ -53,15 +53,16 @@ async def _delete_all(broker: Broker, acls: Acls, req: DeleteAclsRequest) -> Del
                 deleted.setdefault(AclBinding(resource, entry), chosen)
             return before - removed.keys()
 
-        outcomes[resource] = await in_time(change_entries(broker.zk, resource, kept))
-    await until_in_force(acls, outcomes)
+        outcomes[resource] = yield from result_of(change_of(broker, resource, kept))
+    if outcomes:
+        yield from result_of(until_in_force(acls, outcomes))
     by_filter: dict[BindingFilter, list[DeleteAclsMatchingAcl]] = {}
     for binding, chosen in deleted.items():
         by_filter.setdefault(chosen, []).append(_matching(binding, outcomes[binding.resource]))
     return DeleteAclsResponse(filter_results=[_result(chosen, by_filter) for chosen in filters])
 
 
-async def _resources(acls: Acls, filters: list[BindingFilter]) -> dict[ResourcePattern, list[BindingFilter]]:
+def _resources(acls: Acls, filters: list[BindingFilter]) -> Steps[dict[ResourcePattern, list[BindingFilter]]]:
     """Return the resources that may have matching entries, with the filters that apply to each."""
     found: dict[ResourcePattern, list[BindingFilter]] = {}
     wide = []
@@ -79,7 +80,7 @@ async def _resources(acls: Acls, filters: list[BindingFilter]) -> dict[ResourceP
         room -= len(wide)
         if room < 0:
             room = _AT_ONCE
-            await asyncio.sleep(0)
+            yield
     return found
 
 

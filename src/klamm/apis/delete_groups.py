@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import Each
-from klamm.apis.slices import Steps, after_in_slices, begin, each
+from klamm.apis.slices import each
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import all_results
+from klamm.waiting import Steps, all_results, begin, result_of
 
 _GROUPS_A_SLICE: Final = 20
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest
-) -> DeleteGroupsResponse | asyncio.Future[DeleteGroupsResponse] | Sliced[DeleteGroupsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest) -> Answer[DeleteGroupsResponse]:
     return begin(_delete(broker, ctx, req))
 
 
@@ -40,7 +38,7 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest) -> St
     starts = range(0, len(names), _GROUPS_A_SLICE)
     deleted = yield from each(starts, lambda start: delete(names[start : start + _GROUPS_A_SLICE]), 1)
     ctx.hold(deleted)
-    return (yield from after_in_slices(all_results(deleted), lambda parts: _response(ctx, parts)))
+    return (yield from _response(ctx, (yield from result_of(all_results(deleted)))))
 
 
 def _response(ctx: RequestContext, parts: list[dict[str, ErrorCode]]) -> Steps[DeleteGroupsResponse]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from itertools import chain, islice
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.deadlines import Deadline
 from klamm.apis.guards import each_topic
-from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
+from klamm.apis.slices import LOGS, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import INTERNAL_TOPICS, TopicPartition
 from klamm.protocol.messages.delete_records import (
@@ -26,12 +26,10 @@ from klamm.protocol.messages.delete_records import (
 )
 from klamm.replica.delete_records import DeletedRecords, DeletedRecordsResult, delete_records
 from klamm.security.acl.bindings import AclOperation
-from klamm.waiting import after
+from klamm.waiting import Steps, all_results, begin, result_of
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest
-) -> DeleteRecordsResponse | asyncio.Future[DeleteRecordsResponse] | Sliced[DeleteRecordsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest) -> Answer[DeleteRecordsResponse]:
     return begin(_delete(broker, ctx, req))
 
 
@@ -63,13 +61,8 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest) -> S
             waiting.append(answer)
         else:
             moved |= answer
-    if not waiting:
-        return (yield from _response(ctx, moved, results))
-
-    def respond(late: list[DeletedRecords]) -> DeleteRecordsResponse:
-        return cast("DeleteRecordsResponse", begin(_response(ctx, moved, *late, results)))
-
-    return after(asyncio.gather(*waiting), respond)
+    late = yield from result_of(all_results(waiting))
+    return (yield from _response(ctx, moved, *late, results))
 
 
 def _response(ctx: RequestContext, *results: DeletedRecords) -> Steps[DeleteRecordsResponse]:

@@ -9,7 +9,6 @@ THROTTLING_QUOTA_EXCEEDED (89) from v5 on; before, it is only throttled (KIP-599
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,19 +18,19 @@ from uuid import UUID
 
 from klamm.apis import slices
 from klamm.apis.access import may
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.controller_parts import ask_in_turn
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.controller_parts import parts_of
 from klamm.apis.deadlines import Deadline
 from klamm.apis.mutation_charges import MutationCharges, partition_count
-from klamm.apis.slices import Steps, begin
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
-from klamm.controller.replies import TopicResult, TopicResults
+from klamm.controller.replies import TopicResult
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
 from klamm.protocol.chunked import ChunkedList, SpreadDict, concatenated
 from klamm.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin, result_of
 
 _FIRST_STRICT: Final = 5
 _Results = SpreadDict[str | UUID, TopicResult]
@@ -47,9 +46,7 @@ class _Asked(NamedTuple):
     by_id: bool = False
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest
-) -> DeleteTopicsResponse | asyncio.Future[DeleteTopicsResponse] | Sliced[DeleteTopicsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> Answer[DeleteTopicsResponse]:
     return begin(_delete(broker, ctx, req))
 
 
@@ -67,26 +64,6 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> St
         keys = yield from _charge(broker, charges, keys, results)
     ctx.hold(keys)
 
-    def ask(part: Sequence[str | UUID]) -> asyncio.Future[TopicResults]:
-        names = tuple(key for key in part if isinstance(key, str))
-        ids = tuple(key for key in part if not isinstance(key, str))
-        return broker.controller.submit(events.DeleteTopics(names, ids), deadline.remaining_ms)
-
-    answered = 0
-
-    def note(part: Sequence[str | UUID], reply: TopicResults) -> Steps[Any]:
-        nonlocal answered
-        yield from charges.settle(part, reply)
-        if reply.error == ErrorCode.NONE:
-            yield from slices.each(zip(part, reply.topics, strict=True), add)
-            answered += len(part)
-            return None
-        if not answered:
-            return (yield from _refuse(ctx, asked, reply.error, None))
-        # The controller was replaced, for example. It has accepted the topics of the earlier parts.
-        yield from slices.each(islice(keys, answered, None), partial(refuse, reply.error))
-        return (yield from _await_gone(broker, ctx, deadline, asked, results))
-
     def add(result: tuple[str | UUID, TopicResult]) -> None:
         key, results[key] = result
 
@@ -94,7 +71,26 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> St
         name = key if isinstance(key, str) else broker.metadata.topic_name(key)
         results[key] = TopicResult(name or "", error)
 
-    return ask_in_turn(keys, ask, note, lambda: _await_gone(broker, ctx, deadline, asked, results))
+    answered = 0
+    for part in parts_of(keys):
+        reply = yield from result_of(broker.controller.submit(_event(part), deadline.remaining_ms))
+        yield from slices.pause(part)
+        yield from charges.settle(part, reply)
+        if reply.error != ErrorCode.NONE:
+            if not answered:
+                return (yield from _refuse(ctx, asked, reply.error, None))
+            # The controller was replaced, for example. It has accepted the topics of the earlier parts.
+            yield from slices.each(islice(keys, answered, None), partial(refuse, reply.error))
+            break
+        yield from slices.each(zip(part, reply.topics, strict=True), add)
+        answered += len(part)
+        yield from slices.pause(part)
+    return (yield from _await_gone(broker, ctx, deadline, asked, results))
+
+
+def _event(part: Sequence[str | UUID]) -> events.DeleteTopics:
+    names = tuple(key for key in part if isinstance(key, str))
+    return events.DeleteTopics(names, tuple(key for key in part if not isinstance(key, str)))
 
 
 def _keys(ctx: RequestContext, asked: Sequence[_Asked]) -> Steps[ChunkedList[str | UUID]]:

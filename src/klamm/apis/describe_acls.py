@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from klamm.apis.acl_requests import filter_of
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
-from klamm.apis.slices import SLICE, Steps, begin, each
+from klamm.apis.slices import SLICE, each
 from klamm.errors import ErrorCode
 from klamm.protocol.chunked import ChunkedList
 from klamm.protocol.messages.describe_acls import (
@@ -23,11 +23,10 @@ from klamm.protocol.messages.describe_acls import (
 )
 from klamm.security.acl.bindings import AclEntry, AclOperation, BindingFilter, ResourcePattern
 from klamm.security.acl.rules import AclRules
+from klamm.waiting import Steps, begin
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DescribeAclsRequest
-) -> DescribeAclsResponse | Sliced[DescribeAclsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DescribeAclsRequest) -> Answer[DescribeAclsResponse]:
     if broker.acls is None:
         return _failed(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured on the broker")
     chosen = filter_of(req)

@@ -8,15 +8,14 @@ and an unknown way to match are INVALID_REQUEST (42); other types than `user` an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.client_quota_entities import CLIENT_ID, USER, parts_of
-from klamm.apis.config_resources import CHANGE_WAIT_S, ApiError
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
+from klamm.apis.zookeeper_waits import CHANGE_WAIT_MS, ApiError, read_in_time
 from klamm.config.client_quotas import DEFAULT, QuotaEntity, usable_quotas
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_client_quotas import (
@@ -29,7 +28,7 @@ from klamm.protocol.messages.describe_client_quotas import (
 )
 from klamm.quota import quota_store
 from klamm.security.acl.bindings import AclOperation
-from klamm.zk.model.ops import ZkError
+from klamm.waiting import Steps, begin, result_of
 
 _SLICE: Final = 200
 Quotas = Mapping[QuotaEntity, Mapping[str, float]]
@@ -66,12 +65,12 @@ class _Filter(NamedTuple):
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DescribeClientQuotasRequest
-) -> DescribeClientQuotasResponse | asyncio.Future[DescribeClientQuotasResponse]:
+) -> Answer[DescribeClientQuotasResponse]:
     try:
         wanted = _filter(req)
     except ApiError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
-    return broker.loop.create_task(_describe(broker, wanted))
+    return begin(_describe(broker, wanted))
 
 
 def _filter(req: DescribeClientQuotasRequest) -> _Filter:
@@ -102,25 +101,23 @@ def _wanted(component: ComponentData) -> str | None:
             raise ApiError(ErrorCode.INVALID_REQUEST, f"{other} is not a way to match: expected 0, 1 or 2.")
 
 
-async def _describe(broker: Broker, wanted: _Filter) -> DescribeClientQuotasResponse:
+def _describe(broker: Broker, wanted: _Filter) -> Steps[DescribeClientQuotasResponse]:
     entries: list[EntryData] = []
-    for count, (entity, values) in enumerate(sorted((await _stored(broker, wanted)).items(), key=_order), 1):
+    stored = yield from _stored(broker, wanted)
+    for count, (entity, values) in enumerate(sorted(stored.items(), key=_order), 1):
         if values and wanted.accepts(entity):
             entries.append(_entry(entity, values))
         if not count % _SLICE:
-            await asyncio.sleep(0)
+            yield
     return DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message=None, entries=entries)
 
 
-async def _stored(broker: Broker, wanted: _Filter) -> Quotas:
+def _stored(broker: Broker, wanted: _Filter) -> Steps[Quotas]:
     entity = wanted.entity
-    try:
-        async with asyncio.timeout(CHANGE_WAIT_S):
-            if entity is not None:
-                found = await quota_store.read_entities(broker.zk, [entity])
-            else:
-                found = await quota_store.read_all(broker.zk)
-    except (ZkError, TimeoutError):
+    zk = broker.zk
+    reading = quota_store.read_all(zk) if entity is None else quota_store.read_entities(zk, [entity])
+    found = yield from result_of(read_in_time(broker, reading, CHANGE_WAIT_MS, lambda _: None))
+    if found is None:
         return broker.configs.client_quotas.entities
     return {entity: usable_quotas(str(entity), properties) for entity, properties in found.items()}
 

@@ -11,13 +11,11 @@ last. Left out: CLIENT_METRICS (16) and GROUP (32), which are INVALID_REQUEST.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.config_resources import (
-    ApiError,
     Resource,
     ResourceType,
     check_access,
@@ -25,7 +23,8 @@ from klamm.apis.config_resources import (
     key_of,
     topic_overrides,
 )
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
+from klamm.apis.zookeeper_waits import ApiError
 from klamm.config import ConfigType
 from klamm.config.entries import (
     ConfigEntry,
@@ -47,20 +46,17 @@ from klamm.protocol.messages.describe_configs import (
     DescribeConfigsSynonym,
 )
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin, result_of
 
 _RESOURCES_A_SLICE: Final = 1
 """Resources per slice: all keys of a broker take a few milliseconds."""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest
-) -> DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse] | Sliced[DescribeConfigsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest) -> Answer[DescribeConfigsResponse]:
     return begin(_answer(broker, ctx, req))
 
 
-def _answer(
-    broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest
-) -> Steps[DescribeConfigsResponse | asyncio.Future[DescribeConfigsResponse]]:
+def _answer(broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest) -> Steps[DescribeConfigsResponse]:
     resources: dict[Resource, DescribeConfigsResource] = {}
     ctx.hold(resources)
     yield from each(req.resources, lambda resource: _merge(resources, resource))
@@ -71,9 +67,8 @@ def _answer(
             known.append(resource.name)
 
     yield from each(tuple(resources), add_known)
-    if known:
-        return broker.loop.create_task(_describe(broker, ctx, req, resources, known))
-    return (yield from _response(broker, ctx, req, resources, {}))
+    overrides = (yield from result_of(topic_overrides(broker, known))) if known else {}
+    return (yield from _response(broker, ctx, req, resources, overrides))
 
 
 def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeConfigsResource) -> None:
@@ -88,17 +83,6 @@ def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeCo
     merged = keys if type(keys) is list else list(keys)  # not copied at each of a million mentions
     merged.extend(asked.configuration_keys)
     known.configuration_keys = merged
-
-
-async def _describe(
-    broker: Broker,
-    ctx: RequestContext,
-    req: DescribeConfigsRequest,
-    resources: dict[Resource, DescribeConfigsResource],
-    topics: list[str],
-) -> Any:
-    """Return the response, or the steps that make it."""
-    return begin(_response(broker, ctx, req, resources, await topic_overrides(broker, topics)))
 
 
 def _response(

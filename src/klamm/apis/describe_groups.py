@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.apis import access
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import Each
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.slices import each
 from klamm.coordinator.group_coordinator import GroupCoordinator, MemberSummary
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_groups import (
@@ -23,6 +23,7 @@ from klamm.protocol.messages.describe_groups import (
     DescribeGroupsResponse,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 _GROUPS_A_SLICE: Final = 20
 _NOT_ASKED: Final = -(1 << 31)
@@ -30,9 +31,7 @@ _READ, _DELETE, _DESCRIBE = 3, 6, 8
 _GROUP_OPERATIONS: Final = 1 << _READ | 1 << _DELETE | 1 << _DESCRIBE
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DescribeGroupsRequest
-) -> DescribeGroupsResponse | Sliced[DescribeGroupsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DescribeGroupsRequest) -> Answer[DescribeGroupsResponse]:
     return begin(_describe_all(broker, ctx, req))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import needs_cluster
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import each, each_partition
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.model import TopicPartition
@@ -25,14 +25,13 @@ from klamm.protocol.messages.describe_log_dirs import (
     DescribeLogDirsTopic,
 )
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin
 
 _SLICE: Final = 50
 """Logs that are described between two turns of the loop."""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest
-) -> DescribeLogDirsResponse | Sliced[DescribeLogDirsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DescribeLogDirsRequest) -> Answer[DescribeLogDirsResponse]:
     return begin(_describe(broker, req))
 
 

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Final
 
 from klamm.apis.access import may
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import LOGS, Steps, begin, each, each_partition
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.slices import LOGS, each, each_partition
 from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import ProducerStateEntry
@@ -26,14 +26,13 @@ from klamm.protocol.messages.describe_producers import (
     TopicResponse,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 _PRODUCERS: Final = 1_000
 """Producers that are described without giving the loop back: about a millisecond."""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: DescribeProducersRequest
-) -> DescribeProducersResponse | Sliced[DescribeProducersResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: DescribeProducersRequest) -> Answer[DescribeProducersResponse]:
     return begin(_describe(broker, ctx, req))
 
 

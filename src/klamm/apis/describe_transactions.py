@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.apis.access import may
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import SLICE, Steps, begin, each
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.slices import SLICE, each
 from klamm.errors import ErrorCode
 from klamm.protocol.chunked import ChunkedList
 from klamm.protocol.messages.describe_transactions import (
@@ -20,13 +20,14 @@ from klamm.protocol.messages.describe_transactions import (
     TransactionState,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 _PARTITIONS_PER_SLICE: Final = 1000
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse | Sliced[DescribeTransactionsResponse]:
+) -> Answer[DescribeTransactionsResponse]:
     return begin(_describe_all(broker, ctx, req))
 
 

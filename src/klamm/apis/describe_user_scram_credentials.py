@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
-from klamm.apis.config_resources import CHANGE_WAIT_S
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.deadlines import Deadline
 from klamm.apis.guards import NOT_AUTHORIZED, needs_cluster
 from klamm.apis.scram_mechanisms import NUMBERS
+from klamm.apis.slices import each, pause
+from klamm.apis.zookeeper_waits import CHANGE_WAIT_MS, read_in_time
 from klamm.config.client_quotas import QuotaEntity
 from klamm.errors import ErrorCode
-from klamm.protocol.chunked import ChunkedList, pieces
+from klamm.protocol.chunked import pieces
 from klamm.protocol.messages.describe_user_scram_credentials import (
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
@@ -28,57 +30,56 @@ from klamm.protocol.messages.describe_user_scram_credentials import (
 from klamm.quota import quota_store
 from klamm.security.acl.bindings import AclOperation
 from klamm.security.sasl.scram_credential import parse_credential
-from klamm.zk.model.ops import ZkError
+from klamm.waiting import Steps, begin, result_of
 
 _AT_ONCE: Final = 100
 """Users whose credentials are read without giving the loop back."""
+_Stored = dict[QuotaEntity, dict[str, str]]
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: DescribeUserScramCredentialsRequest
-) -> asyncio.Future[DescribeUserScramCredentialsResponse]:
-    return broker.loop.create_task(_describe(broker, ctx, req))
+) -> Answer[DescribeUserScramCredentialsResponse]:
+    return begin(_describe(broker, ctx, req))
 
 
-async def _describe(
+def _describe(
     broker: Broker, ctx: RequestContext, req: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+) -> Steps[DescribeUserScramCredentialsResponse]:
     named: Counter[str] = Counter()
     found: dict[str, list[CredentialInfo]] = {}
     ctx.hold(named, found)
-    names: list[str] = []
     for users in pieces(req.users or ()):
         named.update(user.name for user in users)
-        await asyncio.sleep(0)
-    try:
-        async with asyncio.timeout(CHANGE_WAIT_S):
-            if not named:
-                found.update(await _read(broker, []))
-            names = list(named)
-            for start in range(0, len(names), _AT_ONCE):
-                found.update(await _read(broker, names[start : start + _AT_ONCE]))
-                await asyncio.sleep(0)
-    except (ZkError, TimeoutError) as error:
-        is_late = isinstance(error, TimeoutError)
-        code = ErrorCode.REQUEST_TIMED_OUT if is_late else ErrorCode.UNKNOWN_SERVER_ERROR
-        message = "ZooKeeper does not answer."
-        return DescribeUserScramCredentialsResponse(error_code=code, error_message=message, results=[])
+        yield from pause(users)
+    names = list(named)
+    deadline = Deadline(broker.loop, CHANGE_WAIT_MS)
+    for start in range(0, max(len(names), 1), _AT_ONCE):
+        if start:
+            yield
+        stored = yield from result_of(_read(broker, names[start : start + _AT_ONCE], deadline.remaining_ms))
+        if isinstance(stored, ErrorCode):
+            message = "ZooKeeper does not answer."
+            return DescribeUserScramCredentialsResponse(error_code=stored, error_message=message, results=[])
+        found.update(_infos_of_users(stored))
     names = names or sorted(user for user, infos in found.items() if infos)
-    results: ChunkedList[DescribeUserScramCredentialsResult] = ChunkedList()
-    for some in pieces(names):
-        results.extend(_result(name, found.get(name, []), named[name]) for name in some)
-        await asyncio.sleep(0)
+    results = yield from each(names, lambda name: _result(name, found.get(name, []), named[name]))
     return DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, error_message=None, results=results)
 
 
-async def _read(broker: Broker, names: list[str]) -> dict[str, list[CredentialInfo]]:
+def _read(broker: Broker, names: list[str], timeout_ms: int) -> asyncio.Future[_Stored | ErrorCode]:
+    """Read the znodes of these users, or of all."""
     if names:
-        found = await quota_store.read_entities(broker.zk, [QuotaEntity(user=name) for name in names if name])
+        reading = quota_store.read_entities(broker.zk, [QuotaEntity(user=name) for name in names if name])
     else:
-        found = await quota_store.read_all(broker.zk)
+        reading = quota_store.read_all(broker.zk)
+    return read_in_time(broker, reading, timeout_ms, lambda error: error)
+
+
+def _infos_of_users(stored: _Stored) -> dict[str, list[CredentialInfo]]:
     return {
         entity.user: _infos(properties)
-        for entity, properties in found.items()
+        for entity, properties in stored.items()
         if entity.user and entity.client_id is None
     }
 

@@ -7,14 +7,13 @@ NOT_CONTROLLER (41) for every partition and no error for the whole, as Kafka doe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.deadlines import Deadline
 from klamm.apis.guards import needs_cluster
-from klamm.apis.slices import Steps, begin, each, each_partition, pause
+from klamm.apis.slices import each, each_partition, pause
 from klamm.apis.topic_waits import await_all
 from klamm.controller import events
 from klamm.controller.replies import PartitionResult, PartitionResults, made
@@ -23,12 +22,10 @@ from klamm.model import TopicPartition
 from klamm.protocol.messages import elect_leaders as wire
 from klamm.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, ReplicaElectionResult
 from klamm.security.acl.bindings import AclOperation
-from klamm.waiting import after
+from klamm.waiting import Steps, begin, result_of
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: ElectLeadersRequest
-) -> ElectLeadersResponse | asyncio.Future[ElectLeadersResponse] | Sliced[ElectLeadersResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: ElectLeadersRequest) -> Answer[ElectLeadersResponse]:
     return begin(_elect(broker, ctx, req))
 
 
@@ -43,13 +40,10 @@ def _elect(broker: Broker, ctx: RequestContext, req: ElectLeadersRequest) -> Ste
         return (yield from _not_controller(broker, ctx, req, partitions))
     yield from pause(partitions or ())
     event = events.ReplicaLeaderElection(partitions, events.ElectionType(req.election_type))
-
-    def on_reply(reply: PartitionResults) -> Any:
-        if reply.error is ErrorCode.NOT_CONTROLLER:
-            return begin(_not_controller(broker, ctx, req, partitions))
-        return begin(_await_leaders(broker, ctx, req, deadline, reply))
-
-    return after(broker.controller.submit(event, req.timeout_ms), on_reply)
+    reply = yield from result_of(broker.controller.submit(event, req.timeout_ms))
+    if reply.error is ErrorCode.NOT_CONTROLLER:
+        return (yield from _not_controller(broker, ctx, req, partitions))
+    return (yield from _await_leaders(broker, ctx, req, deadline, reply))
 
 
 def _asked(ctx: RequestContext, req: ElectLeadersRequest) -> Steps[tuple[TopicPartition, ...] | None]:

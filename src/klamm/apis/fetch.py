@@ -34,7 +34,6 @@ from klamm.apis.fetch_conversion import convert
 from klamm.apis.fetch_quota import is_withheld, size_of
 from klamm.apis.guards import Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
-from klamm.apis.slices import Steps, begin
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.fetch import (
     AbortedTransaction,
@@ -52,7 +51,7 @@ from klamm.replica.fetch_session import FetchSession, SessionPartition
 from klamm.replica.partition_reader import Isolation, PartitionRead
 from klamm.replica.replica_selector import ClientMetadata
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import after
+from klamm.waiting import Steps, after, begin
 
 _FIRST_WITH_BATCHES: Final = 4
 _FIRST_WITH_STORAGE_ERROR: Final = 6

@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from klamm.apis.api_declaration import Broker
-from klamm.apis.slices import Steps, begin
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import TopicPartition
 from klamm.protocol.message_set import from_batches
 from klamm.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
-from klamm.waiting import after
+from klamm.waiting import Steps, after, begin
 
 _log = logging.getLogger(__name__)
 _FIRST_WITH_TIMESTAMPS: Final = 2

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from klamm.apis import missing_topics
 from klamm.apis.access import FAILED, may
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.slices import each
 from klamm.errors import ErrorCode
 from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from klamm.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 _GROUP = 0
 _TRANSACTION = 1
@@ -31,9 +32,7 @@ _MESSAGES = {
 }
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest
-) -> FindCoordinatorResponse | Sliced[FindCoordinatorResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: FindCoordinatorRequest) -> Answer[FindCoordinatorResponse]:
     if ctx.api_version >= 4:
         return begin(_find_all(broker, ctx, req))
     found_one = _find(broker, ctx, req.key_type, req.key)

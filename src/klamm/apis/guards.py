@@ -7,21 +7,19 @@ may not use and adds their refusals to the response. Requests with very many ele
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from types import GeneratorType
 from typing import Any, Final
 
 from klamm.apis.access import FAILED, is_peer, may, remembering
 from klamm.apis.api_declaration import Broker, RequestContext
-from klamm.apis.slices import SLICE, Steps, begin, each, each_partition
+from klamm.apis.slices import SLICE, each, each_partition
 from klamm.errors import ErrorCode
 from klamm.protocol.chunked import concatenated
 from klamm.security.acl.bindings import CLUSTER_NAME, AclOperation, ResourceType
-from klamm.waiting import after
+from klamm.waiting import Steps, begin, result_of
 
 NOT_AUTHORIZED: Final = "Cluster authorization failed."
 Handle = Callable[[RequestContext, Any], Any]
@@ -136,18 +134,12 @@ class Each:
             setattr(req, self.asked, allowed)
             if self.on_refusal is not None:
                 self.on_refusal(ctx, req)
-        result = handle(ctx, req)
-        if isinstance(result, GeneratorType):
-            result = yield from result
+        answer = handle(ctx, req)
         if not refused:
-            return result
-        if isinstance(result, asyncio.Future):
-            return after(result, lambda response: begin(self._joined(response, refused)))
-        return (yield from self._joined(result, refused))
+            return answer
+        return (yield from self._joined((yield from result_of(answer)), refused))
 
     def _joined(self, response: Any, refused: Sequence[Any]) -> Steps[Any]:
-        if isinstance(response, GeneratorType):
-            response = yield from response
         if response is None or getattr(response, "error_code", False):
             return response
         error = FAILED[self.kind]

@@ -15,10 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.config_resources import (
-    ApiError,
-    Outcome,
     ResourceType,
     alter,
     alter_each,
@@ -27,6 +25,7 @@ from klamm.apis.config_resources import (
     check_count,
     key_of,
 )
+from klamm.apis.zookeeper_waits import ApiError, Outcome
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigType
 from klamm.config.definition import AnyKey
 from klamm.config_changes import Properties
@@ -40,6 +39,7 @@ from klamm.protocol.messages.incremental_alter_configs import (
 )
 from klamm.protocol.runtime import STRING_MAX_BYTES
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin
 
 
 class Operation(IntEnum):
@@ -51,14 +51,14 @@ class Operation(IntEnum):
 
 def handle(
     broker: Broker, ctx: RequestContext, req: IncrementalAlterConfigsRequest
-) -> asyncio.Future[IncrementalAlterConfigsResponse]:
-    return broker.loop.create_task(_alter_all(broker, ctx, req))
+) -> Answer[IncrementalAlterConfigsResponse]:
+    return begin(_alter_all(broker, ctx, req))
 
 
-async def _alter_all(
+def _alter_all(
     broker: Broker, ctx: RequestContext, req: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
-    responses = await alter_each(
+) -> Steps[IncrementalAlterConfigsResponse]:
+    responses = yield from alter_each(
         ctx,
         req.resources,
         lambda resource: _alter(broker, ctx, resource, req.validate_only),
@@ -67,7 +67,9 @@ async def _alter_all(
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-async def _alter(broker: Broker, ctx: RequestContext, resource: AlterConfigsResource, validate_only: bool) -> Outcome:
+def _alter(
+    broker: Broker, ctx: RequestContext, resource: AlterConfigsResource, validate_only: bool
+) -> Outcome | asyncio.Future[Outcome]:
     key = key_of(resource)
     try:
         _check(resource)
@@ -77,9 +79,7 @@ async def _alter(broker: Broker, ctx: RequestContext, resource: AlterConfigsReso
     except ApiError as error:
         return error.code, error.message
     keys: Mapping[str, AnyKey] = TOPIC_KEYS if key.type == ResourceType.TOPIC else BROKER_KEYS
-    return await alter(
-        broker, key, lambda before: _changed(before, resource.configs, keys), validate_only=validate_only
-    )
+    return alter(broker, key, lambda before: _changed(before, resource.configs, keys), validate_only=validate_only)
 
 
 def _check(resource: AlterConfigsResource) -> None:

@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
-from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
-from klamm.apis.slices import Steps, begin, each, each_partition, finished
+from klamm.apis.slices import each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition, make_topic_partition
 from klamm.protocol.chunked import ChunkedList, concatenated
@@ -28,12 +28,10 @@ from klamm.protocol.messages.leader_and_isr import (
     LeaderAndIsrTopicError,
 )
 from klamm.replica.state_change import StateChangeResult, TopicPartitionStates, become_leader_or_follower
-from klamm.waiting import after
+from klamm.waiting import Steps, after, begin
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest
-) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse] | Sliced[LeaderAndIsrResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest) -> Answer[LeaderAndIsrResponse]:
     return begin(_change(broker, ctx, req))
 
 
@@ -44,11 +42,10 @@ def _change(broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest) -> St
     def refuse(error: ErrorCode) -> LeaderAndIsrResponse:
         return _sliced(_refuse(ctx, req, error))
 
-    def change() -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
+    def change() -> LeaderAndIsrResponse | asyncio.Future[LeaderAndIsrResponse]:
         return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, topics), wait_for=_configs(broker, new))
 
-    answer = from_controller(broker, ctx, req, first_with_broker_epoch=2, handle=change, refuse=refuse)
-    return (yield from finished(answer))
+    return from_controller(broker, ctx, req, first_with_broker_epoch=2, handle=change, refuse=refuse)
 
 
 def _sliced(steps: Steps[LeaderAndIsrResponse]) -> LeaderAndIsrResponse:
@@ -84,7 +81,7 @@ def _configs(broker: Broker, new: Iterable[str]) -> asyncio.Future[None] | None:
 
 def _apply(
     broker: Broker, ctx: RequestContext, req: LeaderAndIsrRequest, topics: Sequence[TopicPartitionStates]
-) -> LeaderAndIsrResponse | Delayed[LeaderAndIsrResponse]:
+) -> LeaderAndIsrResponse | asyncio.Future[LeaderAndIsrResponse]:
     if error := check_broker_epoch(broker, req.broker_epoch):
         return _sliced(_response(ctx.api_version, error, topics, {}))
 

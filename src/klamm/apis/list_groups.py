@@ -12,20 +12,19 @@ from itertools import compress
 from typing import Final
 
 from klamm.apis.access import may, may_on_cluster
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.slices import each
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.group_metadata import GroupState
 from klamm.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 _KNOWN: Final = {*(state.value.lower() for state in GroupState), "classic"}
 _UNKNOWN: Final = ""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: ListGroupsRequest
-) -> ListGroupsResponse | Sliced[ListGroupsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: ListGroupsRequest) -> Answer[ListGroupsResponse]:
     return begin(_list(broker, ctx, req))
 
 

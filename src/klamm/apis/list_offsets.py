@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import each_topic
-from klamm.apis.slices import LOGS, Steps, are_few, begin, each_partition
+from klamm.apis.slices import LOGS, are_few, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.list_offsets import (
@@ -36,6 +36,7 @@ from klamm.replica.partition_reader import (
     offset_for_timestamp,
 )
 from klamm.security.acl.bindings import AclOperation
+from klamm.waiting import Steps, begin
 
 _DEBUGGING_CONSUMER: Final = -2
 _NONE_TWICE: Final[frozenset[TopicPartition]] = frozenset()
@@ -52,9 +53,7 @@ _TIMESTAMP_SINCE: Final = {
 }
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: ListOffsetsRequest
-) -> ListOffsetsResponse | Sliced[ListOffsetsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: ListOffsetsRequest) -> Answer[ListOffsetsResponse]:
     topics = req.topics
     if len(topics) == 1 and len(topics[0].partitions) == 1:
         topic = topics[0]

@@ -10,19 +10,18 @@ from __future__ import annotations
 from itertools import compress
 
 from klamm.apis.access import may
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import Steps, begin, each
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.slices import each
 from klamm.protocol.messages.list_transactions import (
     ListTransactionsRequest,
     ListTransactionsResponse,
     TransactionState,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: ListTransactionsRequest
-) -> ListTransactionsResponse | Sliced[ListTransactionsResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: ListTransactionsRequest) -> Answer[ListTransactionsResponse]:
     return begin(_list(broker, ctx, req))
 
 

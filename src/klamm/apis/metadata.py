@@ -17,7 +17,7 @@ from uuid import UUID
 
 from klamm.apis import missing_topics
 from klamm.apis.access import cluster_operations, may, may_on_cluster, operations
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext, at_once
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
 from klamm.model import INTERNAL_TOPICS, NO_LEADER, ZERO_UUID
@@ -41,9 +41,7 @@ TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8,
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: MetadataRequest
-) -> MetadataResponse | asyncio.Future[MetadataResponse] | Sliced[MetadataResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: MetadataRequest) -> Answer[MetadataResponse]:
     wants_all = req.topics is None or (ctx.api_version == 0 and not req.topics)
     steps: Generator[None, None, MetadataResponse | asyncio.Future[MetadataResponse]]
     steps = _all(broker, ctx, req) if wants_all else _create_and_name(broker, ctx, req)

@@ -9,10 +9,10 @@ from collections.abc import Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
 from klamm.apis.api_declaration import Broker, RequestContext
-from klamm.apis.slices import Steps
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
 from klamm.quota.controller_mutation_quota import NO_QUOTA
+from klamm.waiting import Steps
 
 K = TypeVar("K", bound=Hashable)
 _SLICE: Final = 1000

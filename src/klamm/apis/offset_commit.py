@@ -10,12 +10,11 @@ partition alone.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import All, Needs, each_topic
-from klamm.apis.slices import Steps, after_in_slices, begin, each_partition
+from klamm.apis.slices import each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.offset_records import OffsetAndMetadata
 from klamm.errors import ErrorCode
@@ -30,13 +29,12 @@ from klamm.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin, result_of
 
 INT64_MAX: Final = 2**63 - 1
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: OffsetCommitRequest
-) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Sliced[OffsetCommitResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: OffsetCommitRequest) -> Answer[OffsetCommitResponse]:
     return begin(_commit(broker, ctx, req))
 
 
@@ -51,7 +49,7 @@ def _commit(broker: Broker, ctx: RequestContext, req: OffsetCommitRequest) -> St
     committed = yield from groups.commit_offsets(
         req.group_id, req.member_id, req.group_instance_id, req.generation_id_or_member_epoch, offsets
     )
-    return (yield from after_in_slices(committed.on(broker.loop), lambda errors: _response(ctx, req, errors)))
+    return (yield from _response(ctx, req, (yield from result_of(committed.on(broker.loop)))))
 
 
 def _known_offsets(

@@ -8,12 +8,11 @@ written. An empty group that loses its last offset is deleted, as in Kafka.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import All, Needs, each_topic
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.slices import each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -26,14 +25,12 @@ from klamm.protocol.messages.offset_delete import (
     OffsetDeleteResponseTopic,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import after
+from klamm.waiting import Steps, begin, result_of
 
 Result = dict[TopicPartition, ErrorCode] | ErrorCode
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest
-) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse] | Sliced[OffsetDeleteResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest) -> Answer[OffsetDeleteResponse]:
     return begin(_delete(broker, ctx, req))
 
 
@@ -48,10 +45,8 @@ def _delete(broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest) -> St
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     groups: GroupCoordinator = broker.groups
-    deleted = (yield from groups.delete_offsets(req.group_id, list(known))).on(broker.loop)
-    if isinstance(deleted, asyncio.Future):
-        return after(deleted, lambda result: begin(_response(ctx, req, result)))
-    return (yield from _response(ctx, req, deleted))
+    deleted = yield from groups.delete_offsets(req.group_id, list(known))
+    return (yield from _response(ctx, req, (yield from result_of(deleted.on(broker.loop)))))
 
 
 def _response(ctx: RequestContext, req: OffsetDeleteRequest, result: Result) -> Steps[OffsetDeleteResponse]:

@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 from klamm.apis.access import may, remembering
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
-from klamm.apis.slices import SLICE, Steps, begin, each, each_partition
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
+from klamm.apis.slices import SLICE, each, each_partition
 from klamm.coordinator.group_coordinator import FetchedOffset, GroupCoordinator
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
@@ -33,6 +33,7 @@ from klamm.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 _GROUPS_A_SLICE = 20
 _NO_OFFSET = -1
@@ -46,9 +47,7 @@ Offsets = ChunkedList[tuple[TopicPartition, FetchedOffset]]
 AskedTopics = Sequence[OffsetFetchRequestTopic | OffsetFetchRequestTopics] | None
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: OffsetFetchRequest
-) -> OffsetFetchResponse | Sliced[OffsetFetchResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> Answer[OffsetFetchResponse]:
     return begin(_several(broker, ctx, req) if ctx.api_version >= 8 else _one(broker, ctx, req))
 
 

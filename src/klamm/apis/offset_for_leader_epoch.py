@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from klamm.apis.access import may_on_cluster
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import Each, FromPeer, Handle
-from klamm.apis.slices import LOGS, Steps, are_few, begin, each_partition
+from klamm.apis.slices import LOGS, are_few, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.messages.offset_for_leader_epoch import (
@@ -27,11 +27,12 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
 )
 from klamm.replica.partition_reader import offset_for_leader_epoch
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin
 
 
 def handle(
     broker: Broker, ctx: RequestContext, req: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse | Sliced[OffsetForLeaderEpochResponse]:
+) -> Answer[OffsetForLeaderEpochResponse]:
     if not are_few(req.topics, LOGS):
         return begin(_answer(broker, ctx, req))
     require_leader = _requires_leader(ctx, req)

@@ -8,10 +8,10 @@ they are. An event for the controller is also no larger than a part.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from klamm.apis.api_declaration import Broker, RequestContext
 from klamm.apis.deadlines import Deadline
 from klamm.protocol.chunked import ChunkedList
-from klamm.waiting import after
+from klamm.waiting import Steps, all_results, begin, result_of
 
 MOST: Final = 200
 """Elements that are handled in one slice of the loop, if each takes a few microseconds."""
@@ -27,7 +27,6 @@ _PAUSE: Final = 1000
 """Elements that are checked before the loop serves others."""
 
 Handler = Callable[[Broker, RequestContext, Any], Any]
-Steps = Generator[None, None, Any]
 Hold = Callable[[Collection[Any]], None]
 
 
@@ -137,7 +136,7 @@ def in_parts(handle: Handler, parts: Parts) -> Handler:
     def handle_in_parts(broker: Broker, ctx: RequestContext, req: Any) -> Any:
         if parts.is_small(asked(req), parts.weigh):
             return handle(broker, ctx, req)
-        return _PartedRequest(handle, parts, broker, ctx, req).steps()
+        return begin(_PartedRequest(handle, parts, broker, ctx, req).steps())
 
     return handle_in_parts
 
@@ -154,7 +153,7 @@ def _in_parts_of_rows(handle: Handler, parts: Parts, rows: Callable[[Any], Seque
         is_one = elements is not None and len(elements) == 1  # the usual request
         if len(rows(elements[0])) <= most if is_one else parts.is_small(elements, count_rows):
             return handle(broker, ctx, req)
-        return _PartedRequest(handle, parts, broker, ctx, req).steps()
+        return begin(_PartedRequest(handle, parts, broker, ctx, req).steps())
 
     return handle_in_parts
 
@@ -176,7 +175,7 @@ class _PartedRequest:
         timeout_ms = getattr(req, "timeout_ms", None)
         self._deadline = None if timeout_ms is None or parts.together else Deadline(broker.loop, timeout_ms)
 
-    def steps(self) -> Steps:
+    def steps(self) -> Steps[Any]:
         """Handle the parts that are left, then join the responses."""
         for part in self._rest:
             yield
@@ -185,14 +184,13 @@ class _PartedRequest:
             response = self._handle_part(part)
             if isinstance(response, GeneratorType):
                 response = yield from response
-            if isinstance(response, asyncio.Future) and not self._parts.together:
-                return after(response, partial(self._go_on, part))
+            if not self._parts.together:
+                response = yield from result_of(response)
             self._responses.append((response, part.is_continued))
             if _has_failed(response):
                 return response
         waiting = [response for response, _ in self._responses if isinstance(response, asyncio.Future)]
-        if waiting:
-            return after(asyncio.gather(*waiting), lambda _: self._join())
+        yield from result_of(all_results(waiting))
         return (yield from self._join())
 
     def _handle_part(self, part: _Part) -> Any:
@@ -203,23 +201,13 @@ class _PartedRequest:
         handle = later if later is not None and self._responses else self._handle
         return handle(self._broker, self._ctx, request)
 
-    def _go_on(self, part: _Part, response: Any) -> Steps:
-        if isinstance(response, GeneratorType):
-            response = yield from response
-        if _has_failed(response):
-            return response
-        self._responses.append((response, part.is_continued))
-        return (yield from self.steps())
-
-    def _join(self) -> Steps:
+    def _join(self) -> Steps[Any]:
         joined = _Joined(self._parts)
         self._responses.reverse()
         while self._responses:
             response, is_continued = self._responses.pop()
             yield
-            found = response.result() if isinstance(response, asyncio.Future) else response
-            if isinstance(found, GeneratorType):
-                found = yield from found
+            found = yield from result_of(response)
             if found is None or _has_failed(found):
                 return found
             joined.add(found, is_continued)

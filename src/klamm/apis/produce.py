@@ -26,7 +26,7 @@ from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.guards import Each, Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
 from klamm.apis.parts import Parts, in_parts
-from klamm.apis.slices import Steps, begin, each_partition
+from klamm.apis.slices import each_partition
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
@@ -53,7 +53,7 @@ from klamm.replica.append_path import append_records, failed
 from klamm.replica.record_checks import AppendResults, RecordsBytes
 from klamm.replica.transaction_verification import append_transactional
 from klamm.security.acl.bindings import AclOperation, ResourceType
-from klamm.waiting import after, promptly
+from klamm.waiting import Steps, after, begin, promptly
 
 ADMIN_CLIENT_ID: Final = "__admin_client"
 _FIRST_WITH_BATCHES: Final = 3

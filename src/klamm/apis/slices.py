@@ -1,18 +1,16 @@
-"""Answers requests with very many elements in slices, so that other clients are served in between.
+"""Steps of handlers that answer requests with very many elements in slices: other clients are served in between.
 
-A handler builds its answer in a generator that pauses after `SLICE` elements, and passes it to `begin`: an answer that
-fits into one slice is returned at once, as by a plain function.
+A handler builds its answer in a generator that pauses after `SLICE` elements, and passes it to `waiting.begin`: an
+answer that fits into one slice is returned at once, as by a plain function.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence, Sized
-from types import GeneratorType
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, Final, TypeVar
 
 from klamm.protocol.chunked import of_chunks
-from klamm.waiting import after
+from klamm.waiting import Steps
 
 SLICE: Final = 100
 """Cheap elements that are answered in one slice: about half a millisecond."""
@@ -23,29 +21,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T")
 P = TypeVar("P")
-Steps = Generator[None, None, A]
-
-
-def begin(steps: Steps[A]) -> A | Steps[A]:
-    """Return the result if the first step is the only one, else the remaining steps."""
-    try:
-        next(steps)
-    except StopIteration as done:
-        result: A = done.value
-        return result
-    return steps
-
-
-def after_in_slices(first: A | asyncio.Future[A], answer: Callable[[A], Steps[B]]) -> Steps[Any]:
-    """Continue with a result that may come later, as `after` does, with an answer that is built in slices."""
-    if isinstance(first, asyncio.Future):
-        return after(first, lambda result: begin(answer(result)))
-    return (yield from answer(first))
-
-
-def finished(answer: Any) -> Steps[Any]:
-    """Run the steps of an answer that is built in slices: the steps of a handler must not return further steps."""
-    return (yield from answer) if isinstance(answer, GeneratorType) else answer
 
 
 def are_few(topics: Sequence[Any], most: int) -> bool:

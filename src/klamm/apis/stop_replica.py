@@ -8,23 +8,22 @@ other control request is handled before it is complete.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
-from klamm.apis.slices import Steps, begin, each, each_partition, finished
+from klamm.apis.slices import each, each_partition
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.replica.state_change import StateChangeResult, StopReplica, stop_replicas
-from klamm.waiting import after
+from klamm.waiting import Steps, after, begin
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: StopReplicaRequest
-) -> StopReplicaResponse | Delayed[StopReplicaResponse] | Sliced[StopReplicaResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> Answer[StopReplicaResponse]:
     return begin(_stop(broker, ctx, req))
 
 
@@ -34,12 +33,12 @@ def _stop(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> Steps
     def refuse(error: ErrorCode) -> StopReplicaResponse:
         return StopReplicaResponse(error_code=error, partition_errors=())
 
-    def apply() -> StopReplicaResponse | Delayed[StopReplicaResponse]:
+    def apply() -> StopReplicaResponse | asyncio.Future[StopReplicaResponse]:
         if error := check_broker_epoch(broker, req.broker_epoch):
             return refuse(error)
         return after(stop_replicas(broker.replicas, req.controller_epoch, stops, ctx.correlation_id), _respond)
 
-    answer = from_controller(
+    return from_controller(
         broker,
         ctx,
         req,
@@ -47,7 +46,6 @@ def _stop(broker: Broker, ctx: RequestContext, req: StopReplicaRequest) -> Steps
         handle=lambda: broker.replicas.exclusively(apply),
         refuse=refuse,
     )
-    return (yield from finished(answer))
 
 
 def _respond(result: StateChangeResult) -> StopReplicaResponse:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Container, Generator
 from typing import Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced, at_once
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.copies import INLINE_BYTES, copy
 from klamm.apis.guards import Needs
 from klamm.coordinator.effects import SyncGroupResult
@@ -27,9 +27,7 @@ _SLICE: Final = 1000
 """Assignments that are read in one slice of the loop."""
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: SyncGroupRequest
-) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse] | Sliced[SyncGroupResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: SyncGroupRequest) -> Answer[SyncGroupResponse]:
     if ctx.api_version >= 5 and (req.protocol_type is None or req.protocol_name is None):
         return _response(SyncGroupResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))
     steps = _sync_in_slices(broker, req)

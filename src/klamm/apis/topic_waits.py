@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Iterable
 from types import GeneratorType
 from typing import Any, TypeVar
 
-from klamm.apis.slices import Steps, each
+from klamm.apis.slices import each
 from klamm.purgatory import DelayedOperationPurgatory
+from klamm.waiting import Steps
 
 K = TypeVar("K", bound=Hashable)
 

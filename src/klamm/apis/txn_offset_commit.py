@@ -16,12 +16,11 @@ alone.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import All, Needs, each_topic
-from klamm.apis.slices import Steps, after_in_slices, begin, each_partition
+from klamm.apis.slices import each_partition
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.membership import MemberIdentity
 from klamm.coordinator.offset_records import OffsetAndMetadata
@@ -38,15 +37,14 @@ from klamm.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 from klamm.security.acl.bindings import AclOperation, ResourceType
+from klamm.waiting import Steps, begin, result_of
 
 _FIRST_WITH_LOADING: Final = 2
 _FIRST_WITH_ABORTABLE: Final = 4
 _FIRST_THAT_ADDS: Final = 5
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest
-) -> TxnOffsetCommitResponse | asyncio.Future[TxnOffsetCommitResponse] | Sliced[TxnOffsetCommitResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest) -> Answer[TxnOffsetCommitResponse]:
     return begin(_commit(broker, ctx, req))
 
 
@@ -66,7 +64,7 @@ def _commit(broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest) ->
     committed = yield from groups.commit_offsets_in_transaction(
         req.group_id, MemberIdentity(req.member_id, req.group_instance_id), req.generation_id, producer, offsets
     )
-    return (yield from after_in_slices(committed.on(broker.loop), lambda errors: _answer(ctx, req, errors)))
+    return (yield from _answer(ctx, req, (yield from result_of(committed.on(broker.loop)))))
 
 
 def _answer(

@@ -8,15 +8,16 @@ checked again. The next snapshot of a large request is made in slices, and becom
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from klamm.apis.api_declaration import Api, Broker, Delayed, Plane, RequestContext, Sliced, at_once
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import each, each_partition
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
@@ -31,13 +32,12 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataResponse,
 )
+from klamm.waiting import Steps, begin
 
 log = logging.getLogger("klamm.state_change")
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest
-) -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse] | Sliced[UpdateMetadataResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> Answer[UpdateMetadataResponse]:
     return begin(_update(broker, ctx, req))
 
 
@@ -49,7 +49,7 @@ def _update(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> 
     def refuse(error: ErrorCode) -> UpdateMetadataResponse:
         return UpdateMetadataResponse(error_code=error)
 
-    def apply() -> UpdateMetadataResponse | Delayed[UpdateMetadataResponse]:
+    def apply() -> UpdateMetadataResponse | asyncio.Future[UpdateMetadataResponse]:
         return broker.replicas.exclusively(lambda: _apply(broker, ctx, req, update, prepared), in_order=False)
 
     return from_controller(broker, ctx, req, first_with_broker_epoch=5, handle=apply, refuse=refuse)

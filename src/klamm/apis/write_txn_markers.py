@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from klamm.apis.access import is_peer, may_on_cluster
-from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext, Sliced
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import FromPeer, Handle
-from klamm.apis.slices import Steps, begin, each, each_partition
+from klamm.apis.slices import each, each_partition
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin, marker_record_fields
 from klamm.log.verification_state import TransactionCheck
@@ -41,7 +41,7 @@ from klamm.protocol.record_batch import Record, build_batch
 from klamm.replica.append_path import append_records
 from klamm.replica.record_checks import AppendResults
 from klamm.security.acl.bindings import AclOperation
-from klamm.waiting import after
+from klamm.waiting import Steps, after, begin, result_of
 
 _ALL_IN_SYNC: Final = -1
 _AT_ONCE: Final = 20
@@ -56,9 +56,7 @@ class _Written(NamedTuple):
     topics: SpreadDict[str, list[list[WritableTxnMarkerPartitionResult]]]
 
 
-def handle(
-    broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest
-) -> WriteTxnMarkersResponse | asyncio.Future[WriteTxnMarkersResponse] | Sliced[WriteTxnMarkersResponse]:
+def handle(broker: Broker, ctx: RequestContext, req: WriteTxnMarkersRequest) -> Answer[WriteTxnMarkersResponse]:
     return begin(_write(broker, ctx, req))
 
 
@@ -96,7 +94,7 @@ def _write(
         if room <= 0:
             yield
             room = _AT_ONCE
-    return (yield from _response(written, ChunkedList()))
+    return (yield from _response(written))
 
 
 def _admits(broker: Broker, ctx: RequestContext, marker: WritableTxnMarker, version: TransactionVersion) -> bool:
@@ -159,8 +157,9 @@ def _complete_offsets(
     return after(completed.on(broker.loop), lambda _: results)
 
 
-def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerResult]) -> Steps[Any]:
-    """Return the response, or a future of the remaining steps while appends are in progress."""
+def _response(written: deque[_Written]) -> Steps[WriteTxnMarkersResponse]:
+    """Wait for the appends, in their order, and collect their results."""
+    results: ChunkedList[WritableTxnMarkerResult] = ChunkedList()
     room = _AT_ONCE
     while written:
         if room <= 0:
@@ -168,12 +167,7 @@ def _response(written: deque[_Written], results: ChunkedList[WritableTxnMarkerRe
             room = _AT_ONCE
         producer_id, pending, topics = written[0]
         while pending:
-            first = pending[0]
-            if isinstance(first, asyncio.Future):
-                if not first.done():
-                    return after(first, lambda _: begin(_response(written, results)))
-                first = first.result()
-            pending.popleft()
+            first = yield from result_of(pending.popleft())
             for tp, result in first.items():
                 row = WritableTxnMarkerPartitionResult(partition_index=tp.partition, error_code=result.error)
                 rows = topics.setdefault(tp.topic, [[]])

@@ -11,7 +11,6 @@ import pytest
 
 from klamm.apis import join_group, sync_group
 from klamm.apis.api_declaration import at_once
-from klamm.apis.slices import begin
 from klamm.coordinator import consumer_protocol
 from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.group_metadata import GroupState
@@ -31,6 +30,7 @@ from klamm.model import GROUP_METADATA_TOPIC, TopicPartition
 from klamm.protocol.messages.join_group import JoinGroupRequestProtocol
 from klamm.protocol.messages.sync_group import SyncGroupRequestAssignment, SyncGroupResponse
 from klamm.protocol.wire import encode
+from klamm.waiting import begin
 from tests.unit.coordinator.harness import GROUP, Harness
 from tests.unit.coordinator.test_group_apis import GroupBroker
 
