@@ -2,7 +2,7 @@
 
 The advertised address of a broker's client listener is its relay. While a connection is held, no byte passes in either
 direction and neither side learns that the other one has closed it. After `release` the broker receives all bytes that
-the client had sent, also if the client has given the connection up long before.
+the client had sent, even if the client has given up the connection long before.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def may(
     *,
     is_probe: bool = False,
 ) -> bool:
-    """Return whether the client may do the operation. `is_probe`: a refusal is not an event for the audit log."""
+    """Return whether the client may do the operation. With `is_probe`, a refusal is not written to the audit log."""
     acls = broker.acls
     if acls is None:
         return True

@@ -74,7 +74,7 @@ def too_many(elements: Sequence[object]) -> bool:
 
 
 def until_in_force(acls: Acls, resources: Iterable[ResourcePattern]) -> asyncio.Future[None]:
-    """Wait until this broker decides by the new entries; not for ever if ZooKeeper is lost meanwhile."""
+    """Wait until the new entries are in force on this broker. If ZooKeeper is lost meanwhile, the wait ends."""
     return after(
         acls.changes.refresh(resources),
         lambda _: None,

@@ -1,7 +1,7 @@
 """AlterClientQuotas (49): sets and removes quotas of users, client ids, pairs of both, and their defaults (KIP-546).
 
 v0-1: only the encoding changes. Keys are `producer_byte_rate` and `consumer_byte_rate` (whole numbers),
-`request_percentage` and `controller_mutation_rate`; a null name is the default. Every entity is answered for itself: a
+`request_percentage` and `controller_mutation_rate`; a null name is the default. Each entity has its own answer: a
 key that is not a quota, a value that is not greater than 0, an empty name and an unknown type of entity are
 INVALID_REQUEST (42). Removing a key that is not set is not an error. Left out: quotas on new connections of an address
 (`ip`), which are UNSUPPORTED_VERSION (35). If ZooKeeper does not answer within seconds, the answer is REQUEST_TIMED_OUT
@@ -55,7 +55,7 @@ def _alter_all(broker: Broker, req: AlterClientQuotasRequest) -> Steps[AlterClie
 
 
 def _named(entry: EntryData) -> Sequence[EntityData]:
-    """Return the entity as the request names it. Of an entity that is refused for its length, the first parts."""
+    """Return the entity as the request names it, cut to its first parts if it is too long."""
     parts = entry.entity[:MAX_PARTS]
     return [EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in parts]
 

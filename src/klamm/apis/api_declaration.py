@@ -10,7 +10,8 @@ A handler is a plain `def` and returns the response if it can. Otherwise it retu
   loop to others after each slice (`klamm.apis.slices`) and wait by `yield from result_of(...)`.
 
 There is no `async def` here. A change of ZooKeeper that takes several round trips is a coroutine below this layer
-(`config_changes`, `quota_store`, `acl_changes`); a handler starts it as a task and waits for that like for any future.
+(`config_changes`, `quota_store`, `acl_changes`); a handler starts it as a task and waits for the task as for any other
+future.
 """
 
 from __future__ import annotations

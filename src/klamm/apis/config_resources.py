@@ -1,6 +1,6 @@
 """The common part of the config APIs: which resources this broker may answer for, and how they change.
 
-A topic is answered by every broker, a broker's settings by that broker only; the empty broker name means the defaults
+Every broker answers for topics, but only the broker itself for its settings. The empty broker name means the defaults
 of all brokers, which every broker can change. Settings are read from and written to ZooKeeper, then applied here; the
 other brokers are notified through /config/changes.
 """
@@ -67,7 +67,7 @@ Change = Callable[[Properties], Properties]
 
 
 def check_access(broker: Broker, ctx: RequestContext, resource: Resource, operation: AclOperation) -> None:
-    """Raise if the client may not see or change the resource. One of an unknown type is refused later."""
+    """Raise if the client may not see or change the resource. An unknown type is refused later."""
     if resource.type == ResourceType.TOPIC:
         if not may(broker, ctx, operation, AclResourceType.TOPIC, resource.name):
             raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")

@@ -1,11 +1,11 @@
-"""CreateTopics (19): the controller creates, this broker answers when its own metadata knows all leaders.
+"""CreateTopics (19): the controller creates topics, and this broker answers when its metadata has all leaders.
 
-v0-7: validate-only v1; defaults for both counts (-1) v4; effective configurations in the response v5; topic ids v7.
-A topic named twice, and `__cluster_metadata`, is INVALID_REQUEST (42), a configuration that is not good INVALID_CONFIG
-(40), a broker that is not the controller answers NOT_CONTROLLER (41). If the time runs out, the topic exists and
-the answer is REQUEST_TIMED_OUT (7). Topics beyond 100,000 partitions in one request are POLICY_VIOLATION (44).
-A client whose controller mutation quota is used up gets THROTTLING_QUOTA_EXCEEDED (89) from v6 on; before, it is only
-throttled (KIP-599).
+v0-7: validate-only v1; defaults for both counts (-1) v4; effective configurations in the response v5; topic ids v7. A
+topic named twice, and `__cluster_metadata`, is INVALID_REQUEST (42); an invalid configuration is INVALID_CONFIG (40). A
+broker that is not the controller answers NOT_CONTROLLER (41). If the time runs out, the topic exists and the answer is
+REQUEST_TIMED_OUT (7). Topics beyond 100,000 partitions in one request are POLICY_VIOLATION (44). A client whose
+controller mutation quota is used up gets THROTTLING_QUOTA_EXCEEDED (89) from v6 on; before, it is only throttled
+(KIP-599).
 """
 
 from __future__ import annotations

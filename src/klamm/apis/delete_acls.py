@@ -47,7 +47,7 @@ def _delete_all(broker: Broker, acls: Acls, req: DeleteAclsRequest) -> Steps[Del
     for resource, applying in (yield from _resources(acls, usable)).items():
 
         def kept(before: Entries, resource: ResourcePattern = resource, applying: Any = applying) -> Entries:
-            """Called again after a concurrent write: entries of an earlier call may be gone by this request."""
+            """Called again after a concurrent write. This request may have removed entries of an earlier call."""
             removed = {entry: chosen for entry in before for chosen in applying if chosen.entry.matches(entry)}
             for entry, chosen in removed.items():
                 deleted.setdefault(AclBinding(resource, entry), chosen)

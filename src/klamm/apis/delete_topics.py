@@ -1,4 +1,4 @@
-"""DeleteTopics (20): the controller deletes, this broker answers when its own metadata has forgotten the topics.
+"""DeleteTopics (20): the controller deletes topics, and this broker answers when its metadata no longer has them.
 
 v0-6: TOPIC_DELETION_DISABLED (73) instead of INVALID_REQUEST (42) v3; error messages v5; by topic id v6, where an
 unknown id is UNKNOWN_TOPIC_ID (100). A topic that is named twice is deleted once and answered twice. A broker that is
@@ -120,7 +120,7 @@ def _keys(ctx: RequestContext, asked: Sequence[_Asked]) -> Steps[ChunkedList[str
 def _charge(
     broker: Broker, charges: MutationCharges[str | UUID], keys: Sequence[str | UUID], results: _Results
 ) -> Steps[ChunkedList[str | UUID]]:
-    """Charge every topic that exists; return the others of `keys` than those that the quota refuses."""
+    """Charge every topic that exists; return the keys that the quota does not refuse."""
     allowed: ChunkedList[str | UUID] = ChunkedList()
 
     def check(key: str | UUID) -> None:

@@ -88,7 +88,7 @@ def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDir
 
 
 def _partition(broker: Broker, log: Log) -> DescribeLogDirsPartition | None:
-    """None for a log that was deleted or replaced since the request began: it is not a future log."""
+    """Return None for a log that was deleted or replaced since the request began: it is not a future log."""
     in_use = broker.logs.get_log(log.topic_partition)
     is_future = in_use is not log
     if is_future and broker.logs.futures.logs.get(log.topic_partition) is not log:

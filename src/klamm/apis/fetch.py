@@ -13,7 +13,7 @@ to message format 0 (v0-1) or 1 (v2-3), without their headers. Below v10 a parti
 with `compression.type=zstd` is UNSUPPORTED_COMPRESSION_TYPE (76); batches that a producer compressed with zstd are
 served as they are. A fetch with a broker's id as replica id reports that follower's progress.
 A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
-While clients leave much of what they asked for unread (128 MiB over all), fetches get less, one batch at least.
+While clients leave much of what they asked for unread (128 MiB in total), a Fetch returns less, but at least one batch.
 A consumer that is over its quota gets an empty answer with a throttle time (KIP-219); its session stays as it was.
 """
 
@@ -180,7 +180,7 @@ def _read_in_slices(
     delayed: LargeFetch,
     refused: list[Reads],
 ) -> Steps[int]:
-    """Read once; return how many bytes are missing to those that the reader waits for."""
+    """Read each partition once; return how many bytes are missing until the reader's minimum."""
     replicas = broker.replicas
     missing = params.min_bytes if params.max_wait_ms > 0 else 0
     limit = ReadLimit(params)
@@ -250,9 +250,9 @@ def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchPara
 def _sort_out(
     broker: Broker, ctx: RequestContext, params: FetchParams, partitions: list[SessionPartition]
 ) -> tuple[Reads, list[SessionPartition]]:
-    """Partitions that are refused, and the ones to read.
+    """Return the refused partitions, and those to read.
 
-    Refused: the reader may not read the topic, or its id is unknown or not the one hosted here.
+    A partition is refused if the reader may not read the topic, or if its id is unknown or not the one hosted here.
     """
     refused: Reads = []
     if broker.acls is not None:
@@ -337,7 +337,7 @@ def _add(
 
 
 def _for_old_client(broker: Broker, partition: SessionPartition, read: PartitionRead, version: int) -> PartitionRead:
-    """The answer for a client that does not know topics of zstd or failed disks."""
+    """Return the answer for a client whose version does not know zstd or failed disks."""
     if read.error == ErrorCode.KAFKA_STORAGE_ERROR and version < _FIRST_WITH_STORAGE_ERROR:
         return PartitionRead(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     hosted = broker.replicas.hosted(partition.tp)

@@ -1,7 +1,7 @@
 """Fetch v0-v3: record batches become messages of the format that the client knows, 0 in v0-v1 and 1 in v2-v3.
 
-The conversion runs in the thread that validates large batches. A partition's answer ends with the batch with which it
-reaches the size that was read, so that it grows by one batch at most; clients fetch the rest with the next request.
+The conversion runs in the thread that validates large batches. A partition's answer ends with the batch that makes it
+as large as the data that was read, so it is at most one batch larger; clients fetch the rest with the next request.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 v0-5: throttling before the wait v2 (KIP-219); flexible v3; a filter by state, and the state in the answer, v4
 (KIP-518); a filter by type, and the type, v5 (KIP-848). All groups here are of type "classic". While a partition of
-`__consumer_offsets` is loading the list is incomplete and says so with COORDINATOR_LOAD_IN_PROGRESS.
+`__consumer_offsets` is loading, the list is incomplete and has the error COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ListTransactions (66): the transactional ids that this broker coordinates; a client asks every broker for all.
+"""ListTransactions (66): the transactional ids that this broker coordinates; clients ask every broker.
 
 v0-1: filters by state and producer id; a filter by the age of the transaction v1 (KIP-994). Names of states that do not
 exist are returned. While a partition of `__transaction_state` is loading, the answer is COORDINATOR_LOAD_IN_PROGRESS

@@ -108,7 +108,7 @@ def _to_create(
 
 
 def _may_create(broker: Broker, ctx: RequestContext, name: str) -> bool:
-    """A topic that the client may not describe is refused with the answer, and nothing says whether it exists."""
+    """Refuse topics that the client may not describe. The response does not disclose whether they exist."""
     return may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name, is_probe=True) and (
         may_on_cluster(broker, ctx, AclOperation.CREATE, is_probe=True)
         or may(broker, ctx, AclOperation.CREATE, ResourceType.TOPIC, name)
@@ -191,7 +191,7 @@ class _Answer:
         return self._failed(name, error, asked)
 
     def _hidden(self, name: str | None, asked: MetadataRequestTopic) -> MetadataResponseTopic:
-        """Neither its id discloses a topic's name, nor does its name disclose whether it exists."""
+        """An id does not disclose the name of its topic, and a name does not disclose whether its topic exists."""
         return MetadataResponseTopic(
             error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
             name=name if name is not None or self._version >= 12 else "",

@@ -2,10 +2,10 @@
 
 v0-9: member and generation v1 (v0, which Kafka kept in ZooKeeper, is treated like a v1 without them); a commit
 timestamp in v1 only; a retention time for the offsets in v2 to v4 (KIP-211 took it away); leader epoch v6 (KIP-320);
-group instance id v7 (KIP-345); flexible v8; v9 (KIP-848) is the same for classic groups. Generation -1 without a
-member is a consumer that manages itself: accepted while the group is empty. Unknown topics and partitions are
-UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its
-partition alone.
+group instance id v7 (KIP-345); flexible v8; v9 (KIP-848) is the same for classic groups. Generation -1 without a member
+is a consumer that assigns its partitions itself: accepted while the group is empty. Unknown topics and partitions are
+UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its partition
+alone.
 """
 
 from __future__ import annotations

@@ -81,7 +81,10 @@ def _several(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> St
 
 
 def _merge(groups: dict[str, OffsetFetchRequestGroup], asked: OffsetFetchRequestGroup) -> None:
-    """Collect each group once, with the partitions of all mentions: a short request could else exhaust the memory."""
+    """Collect each group once, with the partitions of all mentions.
+
+    Otherwise a short request could exhaust the memory.
+    """
     known = groups.setdefault(asked.group_id, asked)
     if known is asked or known.topics is None:
         return
@@ -94,7 +97,10 @@ def _merge(groups: dict[str, OffsetFetchRequestGroup], asked: OffsetFetchRequest
 
 
 def _hold_large(ctx: RequestContext, collection: Collection[Any]) -> None:
-    """Small ones are very many if the request names many groups; they are freed with their group."""
+    """Hold a large collection.
+
+    A request may name very many groups with small ones, which are freed with their group.
+    """
     if len(collection) > SLICE:
         ctx.hold(collection)
 

@@ -1,7 +1,7 @@
 """SaslAuthenticate (36): one step of a SASL exchange.
 
 v0-2: v1 adds the lifetime of the session, v2 is flexible. The network layer answers this request during an exchange
-(`network/gate.py`). Here arrive those that no SaslHandshake announced: ILLEGAL_SASL_STATE (34).
+(`network/gate.py`). This handler receives only requests that no SaslHandshake announced: ILLEGAL_SASL_STATE (34).
 """
 
 from __future__ import annotations

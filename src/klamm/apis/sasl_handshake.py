@@ -2,8 +2,8 @@
 
 v0-1: after v0 the client sends bare tokens, after v1 SaslAuthenticate requests. The network layer answers this request
 where it begins an authentication (`network/gate.py`): before the first one, again while a session lasts
-(`connections.max.reauth.ms`), and for the mechanism KLAMM-PEER, by which brokers prove their id. Here arrives the rest,
-which is out of place: ILLEGAL_SASL_STATE (34).
+(`connections.max.reauth.ms`), and for the mechanism KLAMM-PEER, by which brokers prove their id. This handler receives
+all others, which are out of place: ILLEGAL_SASL_STATE (34).
 """
 
 from __future__ import annotations

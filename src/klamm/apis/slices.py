@@ -61,9 +61,8 @@ def each_partition(
     gather: Callable[[T, Sequence[A]], B],
     size: int = SLICE,
 ) -> Steps[Sequence[B]]:
-    """Return `gather(topic, answers of its partitions)` for each topic; topics without partitions count too.
-
-    A slice has `size` of them.
+    """Return `gather(topic, answers of its partitions)` for each topic. A slice has `size` topics and partitions
+    together.
     """
     gathered: list[B] = []
     all_gathered = [gathered]

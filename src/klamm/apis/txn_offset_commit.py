@@ -7,11 +7,11 @@ v0-5: leader epoch v2 (KIP-320); member, generation and group instance id v3 (KI
 for a member is fenced with it (UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID), a producer without a member
 is accepted in any state of the group; TRANSACTION_ABORTABLE v4 (KIP-890), which is INVALID_TXN_STATE before; v5 adds
 the offsets partition to the transaction, which AddOffsetsToTxn must have done before. The broker verifies the
-transaction with its coordinator before it writes. v0 and v1 know no COORDINATOR_LOAD_IN_PROGRESS: they get
-COORDINATOR_NOT_AVAILABLE. A request of v0 to v4 on a connection that its producer has given up, or that is older than
-the abort of its last transaction, is not executed: the connection is closed. Unknown topics and partitions are
-UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its partition
-alone.
+transaction with its coordinator before it writes. v0 and v1 do not know COORDINATOR_LOAD_IN_PROGRESS and get
+COORDINATOR_NOT_AVAILABLE instead. A request of v0 to v4 on a connection that its producer has given up, or that is
+older than the abort of its last transaction, is not executed: the connection is closed. Unknown topics and partitions
+are UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its
+partition alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _commit(broker: Broker, ctx: RequestContext, req: TxnOffsetCommitRequest) ->
 def _answer(
     ctx: RequestContext, req: TxnOffsetCommitRequest, errors: dict[TopicPartition, ErrorCode]
 ) -> Steps[TxnOffsetCommitResponse | None]:
-    """None: the client has given this connection up, so it is closed without an answer."""
+    """Return None if the client has given up this connection: it is closed without an answer."""
     if GIVEN_UP in errors.values():
         ctx.close_connection()
         return None

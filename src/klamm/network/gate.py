@@ -39,7 +39,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Answer(NamedTuple):
-    """The answer to a frame that did not pass. `message` goes with a header, `token` without one, None is silence."""
+    """The answer to a frame that did not pass: `message` with a header, or `token` without one, or nothing."""
 
     key: int = -1
     version: int = 0

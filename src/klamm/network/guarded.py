@@ -16,7 +16,7 @@ from klamm.protocol.frames import Frame, FrameReader
 from klamm.protocol.wire import BytesLike
 
 MAX_DIRECT_BYTES: Final = 1024
-"""A larger answer of an authentication takes the way of all responses: it counts bytes that a client does not read."""
+"""A larger answer of an authentication is sent like other responses, whose unread bytes are counted."""
 _log = logging.getLogger(__name__)
 
 

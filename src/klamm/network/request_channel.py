@@ -26,7 +26,7 @@ UNLIMITED: Final = -1
 UNSENT_RESPONSE_BYTES: Final = 128 * 1024 * 1024
 """Memory for responses that their clients have not read. Beyond it a Fetch gets `LEAST_RESPONSE_BYTES`."""
 LEAST_RESPONSE_BYTES: Final = 64 * 1024
-"""Room of a response however much is unsent: clients that read must make progress."""
+"""Minimum room of a response, however much is unsent: clients that read must make progress."""
 UNFINISHED_REQUEST_BYTES: Final = 512 * 1024 * 1024
 """Memory for incomplete requests. Beyond it stalled connections are closed."""
 _GROUP: Final = "kafka.network"

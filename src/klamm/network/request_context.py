@@ -112,7 +112,7 @@ class RequestContext:
         self.throttle_time_ms = 0
         self.closes_connection = False
         self.sends_at_once = False
-        """Whether the response leaves before the turn of the loop ends: its reader is what other requests wait for."""
+        """Whether the response leaves before the turn of the loop ends: other requests wait for its reader."""
         self.trace: RequestTrace | None = None
         """The trace of this request; None for most."""
 

@@ -23,7 +23,7 @@ ACCEPTED_AT_ONCE: Final = 64
 PAUSE_S: Final = 1.0
 """How long a listener rests if the process has no more file descriptors, as in asyncio."""
 SHUTDOWN_S: Final = 5.0
-"""How long a closing connection waits for its peer's goodbye."""
+"""How long a closing connection waits until its peer closes TLS too."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ A follower truncates its log at the damage and fetches the rest again. A broker 
 to another replica that is in sync and alive: it answers KAFKA_STORAGE_ERROR, as for a failed directory, and asks for
 another LeaderAndIsr once another broker leads. If there is no such replica, it leads with the log that it has.
 
-A leader that lacks acknowledged records reports them: those that a damage took, and those below the high watermark that
-its last run wrote down, if a power failure took them. The followers are truncated to match it, so no replica has them.
+A leader reports the acknowledged records that it lacks: those that were damaged, and those below the high watermark of
+its last run that a power failure destroyed. The followers are truncated to match it, so no replica has them.
 """
 
 from __future__ import annotations

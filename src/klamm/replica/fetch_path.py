@@ -68,7 +68,7 @@ class ReadLimit:
 
 
 def bytes_to_wait_for(replicas: ReplicaManager, params: FetchParams, reads: Reads, min_bytes: int) -> int:
-    """Return how many bytes are missing to `min_bytes` after these reads; 0 if one of them must be answered at once."""
+    """Return how many bytes these reads lack until `min_bytes`; 0 if one of them must be answered at once."""
     for _, read in reads:
         if read.error or read.diverging_epoch is not None or read.preferred_read_replica != NO_PREFERENCE:
             return 0

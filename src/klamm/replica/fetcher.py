@@ -409,7 +409,7 @@ class ReplicaFetcher:
             self._delay(state)
 
     def _correct_epochs(self, state: PartitionFetchState) -> None:
-        """The log has a leader epoch that is still to come: the leader rejects it for as long as it leads."""
+        """The log has a newer leader epoch than the leader, which rejects fetches of it for as long as it leads."""
         log.error(
             "%s: %s has records of leader epoch %d, but its leader has epoch %d; correcting its leader epochs",
             self.name,

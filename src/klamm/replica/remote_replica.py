@@ -61,7 +61,7 @@ class RemoteReplica:
 
     @property
     def confirmed_ms(self) -> int:
-        """A time, as late as is known, at which the follower still followed this leader; 0 if it never did.
+        """The latest time at which the follower is known to have followed this leader; 0 if it never did.
 
         A fetch may have waited in a socket while this broker was paused, so its arrival proves nothing. But its sender
         had the answer to the fetch before it, and so it followed this leader after that one had arrived.

@@ -327,7 +327,7 @@ class ReplicaManager:
         return hosted is not None and hosted.log_dir == log_dir
 
     def on_log_dir_revival(self, log_dir: str) -> None:
-        """Accept the partitions of a failed directory again, which can be used now."""
+        """Accept the partitions of a failed directory again: it can be used now."""
         self._failing.pop(log_dir, None)
         for tp in [tp for tp in self.offline if not self.logs.is_offline(tp)]:
             del self.offline[tp]
@@ -341,7 +341,7 @@ class ReplicaManager:
     def isr_pass(self) -> Iterator[bool] | None:
         """The `isr-expiration` task, every half of the lag limit. Returns the slices that are left after the first.
 
-        It costs as much as there are partitions that were written since or that lag: all of them after many elections.
+        Its cost follows the number of partitions that lag or were written since: all of them after many elections.
         A broker that was stalled itself, or whose clock jumped, cannot judge others, so it first lets them fetch.
         """
         now_ms = self.clock.now_ms()

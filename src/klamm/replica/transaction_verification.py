@@ -63,10 +63,10 @@ def append_transactional(
 ) -> AppendResults | asyncio.Future[AppendResults]:
     """Append batches of a transactional producer, those that begin a transaction after its coordinator agreed.
 
-    The batches of a producer for a partition are appended in the order of their requests. If `connection` is older
-    than another one of the producer, nothing is appended and each result is NETWORK_EXCEPTION: the client has given
-    this connection up, so the caller closes it. The same holds for a connection that is older than the abort of the
-    producer's last transaction, unless its client `renews_epoch` when it gives up a batch. Clients that do not know
+    The batches of a producer for a partition are appended in the order of their requests. If `connection` is older than
+    another one of the producer, nothing is appended and each result is NETWORK_EXCEPTION: the client has given up this
+    connection, so the caller closes it. The same holds for a connection that is older than the abort of the producer's
+    last transaction, unless its client `renews_epoch` when it gives up a batch. Clients that do not know
     TRANSACTION_ABORTABLE get INVALID_TXN_STATE from the caller. `admit` is called once, directly before the append: the
     caller's own state may have changed while the coordinator was asked. Its error refuses everything.
     """

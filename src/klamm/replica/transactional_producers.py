@@ -79,7 +79,7 @@ class ProducerConnections:
 class MarkerConnections:
     """The youngest connection on which a coordinator sent a marker, per producer.
 
-    A coordinator that gets no answer gives its connection up and repeats the marker on another one. A marker that still
+    A coordinator that gets no answer gives up its connection and repeats the marker on another one. A marker that still
     arrives on the old connection is late: the transaction has ended, and the next one of an old client has the same
     epoch. Markers of another coordinator have another epoch, which the log compares.
     """

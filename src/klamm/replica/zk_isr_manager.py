@@ -100,7 +100,7 @@ class ZkIsrManager:
         replicas, before = self._replicas, partition.isr
         if written is None or written.isr != isr:
             replicas.isr_meters.failed_updates.mark()
-            log.warning("%s: the cached partition epoch %d is not that in ZooKeeper: the ISR stays", *_about(partition))
+            log.warning("%s: keeping the ISR: cached partition epoch %d differs from ZooKeeper's", *_about(partition))
         if written is None:
             partition.reject_isr()
             return

@@ -58,7 +58,7 @@ def _check_unchanged(node: SimNode, tp: TopicPartition, what: str) -> None:
 
 
 async def _stall_loop(stage: ClusterStage) -> None:
-    """A broker whose loop stalls gives its session up at its limit, and not earlier. The others keep theirs."""
+    """A broker whose loop stalls gives up its session at its limit, and not earlier. The others keep theirs."""
     tp = await stage.partition_away_from(stage.controller)
     node = await stage.leader(tp)
     await stage.write(tp)
@@ -68,7 +68,7 @@ async def _stall_loop(stage: ClusterStage) -> None:
         await asyncio.sleep(_SHORT_S)
         stage.resume(node)
         await asyncio.sleep(1.0)
-        require(_session(stage, node) == sessions[node.id], f"broker {node.id} gave its session up after {_SHORT_S} s")
+        require(_session(stage, node) == sessions[node.id], f"broker {node.id} gave up its session after {_SHORT_S} s")
     stage.stall(node)
     await stage.wait(
         lambda: not stage.is_registered(node), "the stalled broker has no session", SHORTEST_LIMIT_S + _LATE_S

@@ -1,4 +1,4 @@
-"""Decides when a client pings a silent server, and when it gives the server up.
+"""Decides when a client pings a silent server, and when it gives up the server.
 
 Without I/O: the caller passes the time. Another server can take over the session only while it lives, so a server is
 given up after two thirds of the timeout, as by ZooKeeper's own clients. Silence alone does not prove a failure, because

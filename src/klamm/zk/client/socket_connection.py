@@ -165,7 +165,7 @@ class SocketConnection:
     def _leave_rest(self, connection: socket.socket) -> None:
         """Finish the write in a new thread.
 
-        If no thread can be started, give the connection up, because part of a request was sent.
+        If no thread can be started, give up the connection, because part of a request was sent.
         """
         name = f"{self._thread.name}-writer"
         try:
