@@ -112,7 +112,7 @@ CASES = {
         "SSL",
         {"security.protocol": "SSL", "ssl.keystore.location": "foreign.pem", "ssl.keystore.type": "PEM"},
         "does not trust the certificate of this client",
-        "Use one of an authority in the broker's ssl.truststore.location, whose time has not ended",
+        "Use an unexpired certificate of an authority in the broker's ssl.truststore.location",
         "ssl.truststore.location does not accept the peer's certificate",
     ),
     "a foreign authority": Case(

@@ -40,8 +40,8 @@ def metadata(
 ) -> None:
     """Show what a broker's metadata cache knows, and where it differs from the controller's view.
 
-    Clients of the broker get these leaders. A difference that stays means that the controller's requests do not reach
-    the broker: `klamm cluster status` shows how many are unacknowledged. Exit code 3: the views differ.
+    Clients of the broker get these leaders. A lasting difference means that the controller's requests do not reach the
+    broker: `klamm cluster status` shows how many are unacknowledged. Exit code 3: the views differ.
     """
     addresses = [parse_address(server) for server in bootstrap_server.split(",")]
     first = first_metadata(addresses, timeout)

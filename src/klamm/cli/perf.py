@@ -42,10 +42,10 @@ ARRIVE_S: Final = 10.0
 """How long `latency` waits for its last records."""
 _POLL_S: Final = 0.1
 _SLICE_S: Final = 0.0002
-"""Of waiting for a record while an acknowledgement may arrive: its time is known this exactly."""
+"""How long to wait for a record before looking for acknowledgements: the accuracy of their times."""
 _PAYLOAD_BYTES: Final = 1 << 20
 _STAMP: Final = struct.Struct(">16sQ")
-"""The run and the number of a record: other writers of the topic do not disturb."""
+"""The run and the number of a record: records of other writers are recognised and ignored."""
 
 Records = Annotated[int | None, typer.Option("--records", "-n", min=1, help="Stop after this many records.")]
 Seconds = Annotated[

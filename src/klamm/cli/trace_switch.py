@@ -71,7 +71,7 @@ def _check_unused(node_id: int, own: Settings) -> None:
 
 
 def hold_signals() -> None:
-    """Let SIGINT and SIGTERM only print a sentence: an interrupted command would leave brokers that trace."""
+    """Let SIGINT and SIGTERM only print a sentence: an interrupted command would leave tracing on."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _report_restoring)
 

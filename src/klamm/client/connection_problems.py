@@ -25,7 +25,7 @@ from klamm.security.tls.contexts import TlsSettings, client_context
 
 _CLIENT_ID: Final = "klamm-diagnosis"
 _UNVERIFIED: Final = ClientSecurity(SecurityProtocol.SSL, TlsSettings(checks_certificate=False))
-"""Only asks which security the listener has: nothing that matters is sent or believed."""
+"""Only for asking which security the listener has: no secret is sent, and no answer is trusted."""
 _AFTER_HANDSHAKE: Final = ("CERTIFICATE_REQUIRED", "UNEXPECTED_EOF", BROKER_CLOSED)
 """How a connection without the required certificate ends. Not every broker sends TLS's own reason before it closes."""
 _FIRST_OF_TLS: Final = (b"\x15", b"\x16")
@@ -128,7 +128,7 @@ def _mismatch(where: str, security: ClientSecurity, found: Listener) -> Problem:
             )
         return Problem(
             f"The broker at {where} does not trust the certificate of this client",
-            "Use one of an authority in the broker's ssl.truststore.location, whose time has not ended",
+            "Use an unexpired certificate of an authority in the broker's ssl.truststore.location",
         )
     own = f"security.protocol={security.protocol.name}"
     if found.protocol is not security.protocol:

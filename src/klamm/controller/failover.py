@@ -78,7 +78,7 @@ CLAIM_RETRY_MS: Final = 100
 UNREADABLE_RETRY_MS: Final = 1_000
 """Pause before a znode that cannot be decoded, or an id that another session holds, is read again."""
 HIGHEST_TRUSTED_EPOCH: Final = 2**30
-"""A partition state with a higher controller epoch does not raise the epoch: an int32 leaves no room after it."""
+"""A higher controller epoch in a partition state is ignored: beyond it, an int32 has little room for later epochs."""
 _UNREADABLE: Final = -2
 """Instead of the controller's id."""
 

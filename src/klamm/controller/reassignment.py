@@ -53,7 +53,10 @@ def _is_complete(ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignm
 def _is_in_sync(
     ctx: ControllerContext, tp: TopicPartition, new: ReplicaAssignment, state: LeaderIsrAndControllerEpoch | None
 ) -> bool:
-    """Whether the target is in sync and one of it can lead: otherwise removing the others would lose the partition."""
+    """Whether the target is in sync and one of its replicas can lead.
+
+    Otherwise removing the others would lose the partition.
+    """
     if state is None or tp not in ctx.topics.reassigning:
         return False
     isr, target = state.leader_and_isr.isr, new.target_replicas

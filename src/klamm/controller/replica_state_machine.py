@@ -160,7 +160,7 @@ def _become_offline(
 
 
 def _is_any_in_sync(ctx: ControllerContext, tp: TopicPartition, replicas: list[int]) -> bool:
-    """Whether the cached state still counts on one of these; a first state that was adopted from ZooKeeper may."""
+    """Whether one of these leads or is in sync by the cached state, such as a first state adopted from ZooKeeper."""
     state = ctx.states.leadership[tp].leader_and_isr
     return any(r in state.isr or r == state.leader for r in replicas)
 

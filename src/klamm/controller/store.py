@@ -199,7 +199,7 @@ def _former_isr(
 ) -> tuple[int, ...] | None:
     """Return the former members that the znode lists; None for no list.
 
-    A new leader that shall lead without members of the last ISR needs none: its state counts as unsettled until
+    A new leader that leads without members of the last ISR needs none: its state counts as unsettled until
     `SETTLED_LEADERS` is written, which costs one write for all partitions. A complete ISR has no former members, and a
     topic that is being deleted needs none.
     """

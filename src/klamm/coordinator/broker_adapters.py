@@ -147,7 +147,7 @@ LONGEST_CONFIRMATION_MS: Final = 12_000
 
 
 def confirmed_within_ms(config: KafkaConfig) -> int:
-    """Return how long a broker that was paused cannot have a successor (decision 0042).
+    """Return the time within which a paused broker cannot have been replaced (decision 0042).
 
     Its last ping is up to three tenths of its session older than the pause. The fetches of followers come much more
     often, so a leader that runs stays confirmed.
@@ -177,7 +177,7 @@ class ReplicaOffsetsLog:
         *,
         is_prompt: bool = False,
     ) -> None:
-        """`is_prompt`: results are known inside of the change of the log. Code that learns of them must not append."""
+        """With `is_prompt`, results are reported inside the change of the log: their receivers must not append."""
         self._replicas = replicas
         self._confirmed_within_ms = confirmed_within_ms
         self._append_records = append_records

@@ -160,7 +160,7 @@ class GroupCoordinator:
     ) -> ErrorCode:
         error = self._status(group_id)
         if error is not ErrorCode.NONE:
-            # While the group is loaded, only the member knows.
+            # While the group is loading, its members are not known here.
             return ErrorCode.NONE if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
         group = self._manager.get(group_id)
         if group is None:

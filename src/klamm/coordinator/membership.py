@@ -92,7 +92,7 @@ def validate_member_and_generation(
 def heartbeat(
     group: GroupMetadata, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
 ) -> ErrorCode:
-    """Extend the session. REBALANCE_IN_PROGRESS tells a member to rejoin."""
+    """Extend the session. REBALANCE_IN_PROGRESS asks a member to rejoin."""
     error = validate_member_and_generation(group, member_id, group_instance_id, generation_id)
     if error is not ErrorCode.NONE:
         return error

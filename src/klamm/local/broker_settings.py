@@ -114,7 +114,10 @@ def _checked_ports(ports: list[int], brokers: int) -> dict[int, int]:
 
 
 def defaults_by_size(brokers: int) -> Properties:
-    """Return defaults for a cluster size: no other broker waits for a single one, which should survive long pauses."""
+    """Return defaults for a cluster size.
+
+    A single broker should survive long pauses, because no other broker waits for it.
+    """
     return {
         "offsets.topic.replication.factor": min(3, brokers),
         "klamm.control.log.replication.factor": min(3, brokers),

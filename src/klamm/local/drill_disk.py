@@ -1,4 +1,4 @@
-"""A disk that can be slow: every write, read and fsync takes as much longer as the owner of the cluster sets.
+"""A disk that can be slow: every write, read and fsync is delayed by the time that the owner of the cluster sets.
 
 The owner and the broker share a file of eight bytes. The broker maps it, so reading it costs nothing.
 """

@@ -310,7 +310,7 @@ class LocalCluster:
         return self._supervisor.is_cut(broker_id)
 
     def slow_disk(self, broker_id: int, delay_s: float) -> None:
-        """Let every access of the broker to its log files take this much longer; 0 ends it. Requires `drill=True`."""
+        """Delay every access of the broker to its log files by this much; 0 ends the delay. Requires `drill=True`."""
         self._supervisor.broker(broker_id)
         self._supervisor.set_disk_delay(broker_id, delay_s)
 

@@ -1,4 +1,4 @@
-"""Correct the leader epochs of a follower that has epochs after that of its leader.
+"""Correct the leader epochs of a follower that has newer epochs than its leader.
 
 Their file is damaged, or the epochs of the partition have gone back. The leader rejects such an epoch in every Fetch,
 so the follower would retry for ever.

@@ -1,6 +1,6 @@
 """FailureLog: how many lines the failures of one address may write to the broker's log.
 
-Somebody without credentials can fail as often as it likes. The log must not fill a disk for that.
+A client without credentials can fail as often as it likes. It must not be able to fill a disk with log lines.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ def _errors_by_transaction(response: AddPartitionsToTxnResponse) -> dict[str, Er
 
 
 def _producer_error(error: ErrorCode) -> ErrorCode:
-    """Producers know INVALID_PRODUCER_EPOCH in a Produce response. Rights of brokers are not their concern.
+    """Return the error for the Produce response. Errors about the rights of brokers do not concern producers.
 
     OPERATION_NOT_ATTEMPTED: the coordinator does not know another partition of the question yet. Questions are joined,
     so the producer may not have asked for that one in the same request, and nothing is wrong with this one.

@@ -84,7 +84,7 @@ class BrokerSecurity:
         configs.reload_files = self._reload
 
     def _prepare(self, config: KafkaConfig, tls: Mapping[str, TlsSettings]) -> _Material:
-        """Make all that new connections need of a configuration. Raises ConfigError."""
+        """Read the key material that new connections need. Raises ConfigError."""
         contexts = {name: _naming(name, partial(server_context, settings)) for name, settings in tls.items()}
         mappers = {name: _mapper(config.listener_settings(name)) for name in tls}
         outgoing = self._outgoing(config)

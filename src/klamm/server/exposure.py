@@ -17,7 +17,7 @@ _ACCEPT: Final = "klamm.allow.unauthenticated.listeners=true"
 
 
 def refuse_exposure(config: KafkaConfig) -> None:
-    """Raise ConfigError with the lines that help."""
+    """Raise ConfigError, with the settings that solve the problem."""
     if config.klamm_allow_unauthenticated_listeners:
         return
     for endpoint in config.endpoints:

@@ -103,7 +103,7 @@ class BrokerModel:
     """`stop_epochs`: whether a StopReplica carries leader epochs (version 3 on).
 
     `registered_epoch` returns the epoch of the broker's registration in ZooKeeper. Without it, every newer broker epoch
-    is believed.
+    is accepted.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 The connection behaves as `SocketConnection` does: requests wait while there is no connection and fail when it is lost,
 pings keep the session alive, and a session that has expired is followed by a new one once its listeners are done with
 the old. It also has a thread of its own: if the event loop of its process stalls, the connection still pings, and gives
-the session up in the end.
+up the session in the end.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SimZkConnection:
     # --- the wire --------------------------------------------------------------------------------------------------
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Give the session up if that loop stalls."""
+        """Give up the session if that loop stalls."""
         self._pulses.append(pulse)
 
     def _to_server(self, call: Callable[..., None], *args: Any) -> None:

@@ -173,7 +173,7 @@ class PartitionStates:
             del self._replicas[tp]
 
     def start_replica_states(self, tp: TopicPartition, states: dict[int, ReplicaState]) -> None:
-        """The first states of all replicas of a partition, at once; the dictionary becomes this object's own."""
+        """Set the first states of all replicas of a partition. This object keeps the dictionary."""
         if not states:
             return
         self._replicas[tp] = states

@@ -66,8 +66,8 @@ def _end_in_epoch(txn: TransactionMetadata, request: EndTxn, now_ms: int) -> Tra
 def _knows_outcome(txn: TransactionMetadata, request: EndTxn) -> bool:
     """Whether an abort cannot mean the last transaction.
 
-    That one was committed: if its producer did not receive the answer, success would tell it that the transaction was
-    aborted. Answers and requests of one connection are in order.
+    That one was committed: if its producer did not receive the answer, it would take a success for the abort of that
+    transaction. Answers and requests of one connection are in order.
     """
     return txn.state is TransactionState.EMPTY or (request.origin is not None and request.origin == txn.answered_on)
 

@@ -18,7 +18,7 @@ NAME: Final = "transaction.version"
 
 @lazy_dataclass(frozen=True, slots=True)
 class FinalizedLevel:
-    """`epoch` grows with each change; clients believe the answer with the highest epoch."""
+    """`epoch` grows with each change; clients use the answer with the highest epoch."""
 
     version: TransactionVersion = TransactionVersion.TV_0
     epoch: int = 0

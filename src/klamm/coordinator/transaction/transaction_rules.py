@@ -29,7 +29,7 @@ class Need(Enum):
 
 NEEDS_PRODUCER_ID: Final = Need.PRODUCER_ID
 Decision = TransactionValue | ErrorCode | Need
-"""A transition that was begun, the answer to the request, or a demand."""
+"""A transition that was begun, the answer to the request, or what the rule needs first."""
 
 
 def init_producer_id(

@@ -21,13 +21,13 @@ from scramp.utils import h, hmac, saslprep
 from klamm.security.sasl.scram_credential import MIN_ITERATIONS, MIN_SALT_BYTES, ScramCredential
 
 MAX_ITERATIONS: Final = 10_000_000
-"""A client must do so much work at most. Kafka's tools accept far less."""
+"""Bounds the work that a client must do. Kafka's tools accept far fewer."""
 NONCE_BYTES: Final = 18
 """Random bytes of the broker's part of the nonce: 24 characters. Kafka has 130 bits."""
 MAX_FIRST_CHARS: Final = 4096
-"""Length of a client's first message, which is kept until the client has proved something."""
+"""Maximum length of a client's first message, which is kept until the client has proved something."""
 MAX_NAME_CHARS: Final = 512
-"""Length of a name in it. SASLprep looks at each character in Python: 2 ms for so many."""
+"""Maximum length of a name in it. SASLprep takes 2 ms for that many characters."""
 _NONCE: Final = r"r=([\x21-\x2b\x2d-\x7e]+)"
 _EXTENSIONS: Final = r"((?:,[A-Za-z]=[^,\0]+)*)"
 _CLIENT_FIRST: Final = re.compile(rf"n=([^,\0]+),{_NONCE}{_EXTENSIONS}")

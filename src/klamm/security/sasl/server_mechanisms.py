@@ -115,7 +115,7 @@ class ScramServer:
         self._has_begun = False
         self._username = ""
         self._problem = ""
-        """For the log. It names users that exist only: in other names, people type passwords."""
+        """For the log. It names existing users only: people type passwords where a name is expected."""
         self.is_complete = False
         self.user = ""
         self.expires_at_ms: int | None = None

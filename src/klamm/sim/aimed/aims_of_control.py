@@ -89,7 +89,10 @@ def _session(stage: ClusterStage, node: SimNode) -> int | None:
 
 
 async def _spoil_controller_epoch(stage: ClusterStage) -> None:
-    """Nobody can be elected while `/controller_epoch` is unreadable. Leaders serve, and the repair is noticed."""
+    """No controller is elected while `/controller_epoch` is unreadable.
+
+    Leaders serve, and brokers notice the repair.
+    """
     zookeeper = stage.cluster.zookeeper
     last = decode_controller_epoch(zookeeper.tree.nodes[paths.CONTROLLER_EPOCH].data)
     stage.cluster.note("aimed: /controller_epoch is overwritten, and the controller is deposed")

@@ -29,7 +29,7 @@ _IDLE_S: Final = 0.5
 
 
 async def _damage_epochs(stage: ClusterStage) -> None:
-    """The epoch file of a stopped follower names an epoch to come: it must follow again, with the leader's epochs."""
+    """The epoch file of a stopped follower names a future epoch: it must follow again, with the leader's epochs."""
     tp = stage.tps[0]
     leader = await stage.leader(tp)
     await stage.write(tp, 4)

@@ -1,8 +1,8 @@
 """The scenario of level 2 with an authorizer.
 
-Hosts tell senders apart: brokers may do what brokers do, the intruder may do nothing, and a client that is denied
-during the run is refused by every broker from then on. A super user, who logs in from the intruder's host, is served.
-A clerk may do nearly everything, and brokers do not report more than that.
+Senders are distinguished by their hosts: brokers may do what brokers do, the intruder may do nothing, and a client that
+is denied during the run is refused by every broker from then on. A super user, who logs in from the intruder's host, is
+served. A clerk may do nearly everything, and brokers do not report more than that.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from klamm.spark.decode.row_decoder import assemble, concat, no_errors, not_utf8
 from klamm.spark.decode.value_schema import ValueSchema, struct_type
 
 FEW_ROWS: Final = 256
-"""Below this many rows, one by one is cheaper than halving further."""
+"""Below this many rows, decoding row by row is cheaper than halving further."""
 MAX_REFUSED: Final = 64
 """After this many refused parts of a batch, wrong rows are common, and halving no longer pays."""
 _SHOWN: Final = 60

@@ -1,6 +1,6 @@
 """A streaming query as a consumer group: its offsets are committed after every batch, so Kafka's tools show its lag.
 
-The group is a label. No member joins it, Spark's checkpoint alone decides where the query continues, and a failed
+The group is only a label: no member joins it, Spark's checkpoint alone decides where the query continues, and a failed
 commit is logged and retried with the next batch. Reading with the option `commitGroup` does the same without a
 listener.
 """

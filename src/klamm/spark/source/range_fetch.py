@@ -73,7 +73,7 @@ def fetch_batches(
 
 
 class _Claims:
-    """Claims of brokers that would end the read. A claim is believed only if every turn repeats it for long enough.
+    """Claims of brokers that would end the read. A claim is accepted only if every turn repeats it for long enough.
 
     A broker that has just started or just become the leader may have stale knowledge.
     """

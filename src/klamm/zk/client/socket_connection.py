@@ -136,7 +136,7 @@ class SocketConnection:
             shut(connection)
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Give the session up if that loop stalls."""
+        """Give up the session if that loop stalls."""
         self._pulses.append(pulse)
 
     # --- requests, on any thread -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`ZkSession`: the broker's session with ZooKeeper, awaitable from any event loop.
 
 Reads that lose their connection are repeated until they are answered or the session ends. A write that loses it raises
-`ConnectionLoss`: it may have happened, and only a read can tell. When a session expires, listeners receive
+`ConnectionLoss`: it may have taken effect, and only a read can show that. When a session expires, listeners receive
 `before_new_session`, which is awaited before the next session is created, and then `after_new_session`.
 
 Watches follow Kafka's rule: a handler is registered for a path and stays; the one-shot watch underneath is armed by a
@@ -138,7 +138,7 @@ class ZkSession:
         self._connection.drop_connection()
 
     def watch_loop(self, pulse: LoopPulse) -> None:
-        """Give the session up if that loop stalls. The next session begins when the loop runs again."""
+        """Give up the session if that loop stalls. The next session begins when the loop runs again."""
         self._connection.watch_loop(pulse)
 
     @property

@@ -319,7 +319,7 @@ class SessionExpired(ZkError):
 
 
 class ConnectionLoss(ZkError):
-    """The answer was lost with the connection. A write may have taken effect; only a read can tell."""
+    """The answer was lost with the connection. A write may have taken effect; only a read can show that."""
 
     code = Code.CONNECTION_LOSS
 
