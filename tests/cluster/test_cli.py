@@ -189,7 +189,7 @@ def test_resets_that_are_refused(klamm: Run, klamm_cluster: LocalCluster, klamm_
         bad = klamm("group", "reset", "resets", "-t", f"{klamm_topic}:{text}", "--to-latest", fails=True)
         assert bad.stderr == f"Error: {number} is not a partition number.\n"
     cut = klamm("group", "reset", "resets", "-t", f"{klamm_topic}:0", "--to-offset", "99", "--execute")
-    assert cut.stderr == f"{klamm_topic}-0: there is no offset 99, it has 0 to 3; cut to 3.\n"
+    assert cut.stderr == f"{klamm_topic}-0: there is no offset 99, it has 0 to 3; using 3.\n"
     klamm("group", "reset", "resets", *to_start, "--execute")
     command = [sys.executable, "-m", "klamm.cli.main", "consume", klamm_topic, "-g", "resets"]
     command += ["-b", klamm_cluster.bootstrap_servers]

@@ -40,7 +40,7 @@ def move(cluster: LocalCluster, topic: str, partition: int, replicas: str, *more
 def test_moves_that_end_and_elections(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.create_topic("orders", partitions=2, replication_factor=2)
     done = move(cluster, "orders", 0, "3,1", "--wait")
-    assert done.stdout == "Partition orders-0 goes to 3,1.\nAll moves have finished.\n"
+    assert done.stdout == "Partition orders-0 moves to 3,1.\nAll moves have finished.\n"
     wait_for_isr(cluster, "orders", 0, [1, 3])
     path = tmp_path / "moves.json"
     moves = [{"topic": "orders", "partition": p, "replicas": [1, 2, 3]} for p in (0, 1)]
@@ -59,7 +59,7 @@ def test_moves_that_end_and_elections(cluster: LocalCluster, tmp_path: Path) -> 
 def test_requests_that_the_controller_refuses(cluster: LocalCluster) -> None:
     cluster.create_topic("refused", partitions=1, replication_factor=1)
     reported = move(cluster, "refused", 0, "1,9", "--wait", code=1).stderr
-    assert "Partition refused-0 is left where it is: INVALID_REPLICA_ASSIGNMENT: " in reported and "9." in reported
+    assert "Partition refused-0 is not moved: INVALID_REPLICA_ASSIGNMENT: " in reported and "9." in reported
     assert "UNKNOWN_TOPIC_OR_PARTITION" in move(cluster, "refused", 7, "1", code=1).stderr
     cancelled = klamm(cluster, "reassign", "--cancel", "--topic", "refused", "--partition", "0", code=1)
     assert "NO_REASSIGNMENT_IN_PROGRESS" in cancelled.stderr
@@ -89,7 +89,7 @@ def test_a_move_that_cannot_end_is_listed_and_cancelled(cluster: LocalCluster) -
         assert str(late.exception) == "After 0 s still in progress: slow-0. They continue."
         (row,) = ask("reassign", "--list", "--topic", "slow").stdout.splitlines()[1:]
         assert row.split() == ["slow", "0", f"{paused},{home}", str(paused), str(home)]
-        assert ask("reassign", "--cancel", "--topic", "slow").stdout == f"Partition slow-0 goes back to {home}.\n"
+        assert ask("reassign", "--cancel", "--topic", "slow").stdout == f"Partition slow-0 moves back to {home}.\n"
         assert "Nothing is being moved." in ask("reassign", "--list").stderr
         assert "Nothing is being moved." in ask("reassign", "--cancel", "--topic", "slow").stderr
     finally:

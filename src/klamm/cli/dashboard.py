@@ -33,7 +33,8 @@ def dashboard(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 picks a free port.")] = 9080,
     allow_host: Annotated[
-        list[str], typer.Option("--allow-host", metavar="NAME", help="Another name in the Host of requests.")
+        list[str],
+        typer.Option("--allow-host", metavar="NAME", help="Further host name under which the page may be opened."),
     ] = [],  # noqa: B006
     file: Annotated[
         Path | None,

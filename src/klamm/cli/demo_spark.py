@@ -160,7 +160,7 @@ def _wait(process: subprocess.Popen[str], log: Path, done: Callable[[], bool], w
         if process.poll() is not None:
             fail(f"The pipeline ended with code {process.returncode} before {what} was there: {_said(log)}")
         if time.monotonic() > deadline:
-            fail(f"The pipeline did not give {what} within {TIMEOUT_S:g} s: {_said(log)}")
+            fail(f"The pipeline did not produce {what} within {TIMEOUT_S:g} s: {_said(log)}")
         time.sleep(0.1)
 
 

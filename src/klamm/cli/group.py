@@ -258,7 +258,7 @@ def _goals(
     for tp, new in found.items():
         if new.is_cut:
             has = f"{bounds[tp].first} to {bounds[tp].end}"
-            note(f"{tp[0]}-{tp[1]}: there is no offset {new.wanted}, it has {has}; cut to {new.offset}.")
+            note(f"{tp[0]}-{tp[1]}: there is no offset {new.wanted}, it has {has}; using {new.offset}.")
     return {tp: new.offset for tp, new in found.items()}
 
 

@@ -46,6 +46,6 @@ def place(servers: str, targets: LogDirTargets) -> list[TopicPartition]:
             for each in topic.partitions:
                 tp = TopicPartition(topic.topic_name, each.partition_index)
                 if each.error_code not in (ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE):
-                    note(f"{tp} on broker {broker_id} does not go to {wanted[tp]}: {reason(each.error_code, None)}")
+                    note(f"{tp} on broker {broker_id} is not moved to {wanted[tp]}: {reason(each.error_code, None)}")
                     refused.append(tp)
     return refused

@@ -87,10 +87,10 @@ def start(controller: ControllerClient, moves: Moves, moving: Mapping[TopicParti
             if each.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS and target is None and reply.is_repeat:
                 say(f"Partition {tp} is no longer being moved.")
             elif each.error_code:
-                note(f"Partition {tp} is left where it is: {reason(each.error_code, each.error_message)}")
+                note(f"Partition {tp} is not moved: {reason(each.error_code, each.error_message)}")
                 continue
             else:
-                say(f"Partition {tp} goes {_back(moving.get(tp)) if target is None else f'to {ids(target)}.'}")
+                say(f"Partition {tp} moves {_back(moving.get(tp)) if target is None else f'to {ids(target)}.'}")
             started[tp] = target
     return started
 
@@ -107,8 +107,8 @@ def _back(move: Move | None) -> str:
     if move.has_kept_order:
         return f"back to {ids(move.origin)}."
     return (
-        f"back to {ids(move.origin)}. The order may be another than before the move, "
-        f"and with it the preferred leader, {move.origin[0]} now."
+        f"back to {ids(move.origin)}. Their order, and with it the preferred leader, may differ from that before the "
+        f"move; the preferred leader is {move.origin[0]} now."
     )
 
 
@@ -122,7 +122,7 @@ def wait(servers: str, moves: Moves, timeout_s: float) -> None:
             now = under_way(ControllerClient(servers, deadline - time.monotonic()))
             for tp, target in moves.items():
                 if tp in now and target is not None and now[tp].target != target:
-                    replaced[tp] = f"{tp} goes to {ids(now[tp].target)} and not to {ids(target)}"
+                    replaced[tp] = f"{tp} moves to {ids(now[tp].target)} and not to {ids(target)}"
             moving = {tp: move for tp, move in now.items() if tp in moves and tp not in replaced}
             if not moving:
                 break

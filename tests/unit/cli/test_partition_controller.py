@@ -134,7 +134,7 @@ def test_a_move_that_was_replaced_is_reported_at_once(broker: Script, pauses: li
     broker.say(AlterPartitionReassignmentsRequest, altered())
     broker.say(ListPartitionReassignmentsRequest, listed(Move([3, 1], [3], [1])))
     reported = str(broker.klamm(*MOVE, "--wait", code=1).exception)
-    assert reported == "Another client cancelled or replaced moves: t-0 goes to 3 and not to 2."
+    assert reported == "Another client cancelled or replaced moves: t-0 moves to 3 and not to 2."
     assert not pauses
 
 
@@ -183,15 +183,15 @@ def test_a_cancel_of_nothing_is_refused(broker: Script) -> None:
     broker.say(ListPartitionReassignmentsRequest, listed())
     broker.say(AlterPartitionReassignmentsRequest, altered(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS))
     reported = broker.klamm(*CANCEL, code=1).stderr
-    assert reported == "Partition t-0 is left where it is: NO_REASSIGNMENT_IN_PROGRESS.\n"
+    assert reported == "Partition t-0 is not moved: NO_REASSIGNMENT_IN_PROGRESS.\n"
 
 
-def test_a_cancel_says_where_to_and_that_the_order_may_be_another(broker: Script) -> None:
+def test_a_cancel_names_the_replicas_and_warns_of_another_order(broker: Script) -> None:
     broker.say(ListPartitionReassignmentsRequest, listed(Move([3, 4, 1, 2], [4], [1, 2])))
     broker.say(AlterPartitionReassignmentsRequest, altered())
     assert broker.klamm(*CANCEL).stdout == (
-        "Partition t-0 goes back to 3,1,2. The order may be another than before the move, and with it the preferred "
-        "leader, 3 now.\n"
+        "Partition t-0 moves back to 3,1,2. Their order, and with it the preferred leader, may differ from that before "
+        "the move; the preferred leader is 3 now.\n"
     )
     assert Move([4, 5, 1, 2], [4, 5], [1, 2]).has_kept_order
 
