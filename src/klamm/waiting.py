@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 A = TypeVar("A")
 B = TypeVar("B")
-Steps: TypeAlias = "Generator[asyncio.Future[Any] | None, None, A]"
-"""Yields None at the end of a slice, and a future to be resumed when it is done."""
-Slices: TypeAlias = "Generator[None, None, Any]"
+Steps: TypeAlias = Generator[Any, None, A]
+"""Yields None at the end of a slice, or a future to be resumed when it is done."""
+Slices: TypeAlias = Generator[None, None, Any]
 """The steps of a result up to the next wait, for the caller to run. They return the result or a future of it."""
 
 
@@ -287,6 +287,14 @@ def begin(steps: Steps[A]) -> A | asyncio.Future[A] | Slices:
         result: A = done.value
         return result
     return _slices(steps) if first is None else _Resumption(steps, first).future
+
+
+@overload
+def result_of(answer: asyncio.Future[A]) -> Steps[A]: ...
+
+
+@overload
+def result_of(answer: A | asyncio.Future[A]) -> Steps[A]: ...
 
 
 def result_of(answer: A | asyncio.Future[A]) -> Steps[A]:

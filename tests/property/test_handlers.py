@@ -80,11 +80,9 @@ class Client:
     def ask(self, api: Api[Any, Any], version: int) -> None:
         request = self._likely(random_message(api.request, version, self._rng, spread=3))
         result = self._one.dispatch(api, request, version, client_id=self._rng.choice(("test", "__admin_client", None)))
-        if isinstance(result, GeneratorType):
-            result = at_once(result)
-        response = self._settled(result) if isinstance(result, asyncio.Future) else result
-        if isinstance(response, GeneratorType):
-            response = at_once(response)
+        while isinstance(result, GeneratorType | asyncio.Future):
+            result = at_once(result) if isinstance(result, GeneratorType) else self._settled(result)
+        response = result
         if response is None:
             return
         encode_bytes(response, version)

@@ -89,15 +89,9 @@ def test_wait_for_is_not_used() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-OTHER_WAYS_TO_WAIT = {"add_done_callback", "call_at", "call_later", "call_soon", "follow", "gather", "run_in_executor"}
-OTHER_WAYS_TO_WAIT |= {
-    "call_soon_threadsafe",
-    "ensure_future",
-    "run_coroutine_threadsafe",
-    "sleep",
-    "to_thread",
-    "wait",
-}
+OTHER_WAYS_TO_WAIT = {"add_done_callback", "call_at", "call_later", "call_soon", "follow", "run_in_executor"}
+OTHER_WAYS_TO_WAIT |= {"call_soon_threadsafe", "run_coroutine_threadsafe", "to_thread"}
+WAITS_OF_ASYNCIO = {"asyncio.ensure_future", "asyncio.gather", "asyncio.sleep", "asyncio.timeout", "asyncio.wait"}
 TASKS = {"klamm.apis.zookeeper_waits"}
 """Modules that start coroutines below the API layer: changes and reads of ZooKeeper."""
 
@@ -115,6 +109,9 @@ def test_handlers_wait_in_the_declared_form() -> None:
         if isinstance(node, ast.AsyncFunctionDef | ast.Await)
         or (isinstance(node, ast.Attribute) and node.attr in OTHER_WAYS_TO_WAIT)
         or (isinstance(node, ast.Attribute) and node.attr == "create_task" and module.name not in TASKS)
+    ]
+    wrong += [
+        f"{module.place}:{line}: {name}" for module in api_files() for name, line in module.uses(WAITS_OF_ASYNCIO)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -234,7 +234,7 @@ def test_steps_wait_and_continue_in_slices(loop: asyncio.AbstractEventLoop) -> N
     waiting = begin(sum_of(first, 2, second, 4))
     assert isinstance(waiting, asyncio.Future)
     first.set_result(1)
-    slices = loop.run_until_complete(waiting)
+    slices: Any = loop.run_until_complete(waiting)
     assert isinstance(slices, GeneratorType)
     again = take_all(slices)
     assert isinstance(again, asyncio.Future) and not again.done(), "the second wait begins in a slice"
@@ -288,7 +288,7 @@ def test_a_cancelled_wait_cancels_the_result(loop: asyncio.AbstractEventLoop) ->
     assert waiting.cancelled()
 
 
-def test_steps_for_whose_result_nobody_waits_are_closed(loop: asyncio.AbstractEventLoop) -> None:
+def test_steps_are_closed_if_their_result_is_cancelled(loop: asyncio.AbstractEventLoop) -> None:
     first: asyncio.Future[int] = loop.create_future()
     closed: list[bool] = []
 

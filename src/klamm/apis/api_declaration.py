@@ -35,8 +35,8 @@ __all__ = ["Answer", "Api", "Broker", "Plane", "RequestContext", "at_once", "bin
 Req = TypeVar("Req", bound=Message)
 Resp = TypeVar("Resp", bound=Message)
 A = TypeVar("A")
-Answer: TypeAlias = "Resp | asyncio.Future[Resp] | asyncio.Future[Resp | None] | Slices | None"
-"""The response, now or later, or slices that make it. None: the request has no response."""
+Answer: TypeAlias = "A | asyncio.Future[A] | Slices"
+"""The response, now or later, or slices that make it."""
 
 
 class Guard(Protocol):
@@ -57,16 +57,17 @@ def _not_bound(ctx: RequestContext, req: Any) -> Dispatched:
 class Api(Generic[Req, Resp]):
     """`versions` are the versions that the handler implements; the codec may know more.
 
-    `metric_name` gives a request a second name in RequestMetrics (FetchConsumer). A request of an API with `is_read`
-    changes nothing, so it is dropped if its connection ends before its turn. `guard` authorizes the sender
-    (klamm.apis.guards). `dispatch` is `handle` for one broker, behind the guard if the broker needs it; `bind` sets it.
+    `handle` returns None if the request has no response. `metric_name` gives a request a second name in RequestMetrics
+    (FetchConsumer). A request of an API with `is_read` changes nothing, so it is dropped if its connection ends before
+    its turn. `guard` authorizes the sender (klamm.apis.guards). `dispatch` is `handle` for one broker, behind the guard
+    if the broker needs it; `bind` sets it.
     """
 
     request: type[Req]
     response: type[Resp]
     versions: tuple[int, int]
     plane: Plane
-    handle: Callable[[Broker, RequestContext, Req], Answer[Resp]]
+    handle: Callable[[Broker, RequestContext, Req], Answer[Resp] | Answer[Resp | None]]
     metric_name: Callable[[Req], str] | None = None
     is_read: bool = False
     guard: Guard | None = None

@@ -163,6 +163,7 @@ def alter(
         check_resource(broker, resource)
     except ApiError as error:
         return error.code, error.message
+    apply: Callable[[Properties], object]
     if resource.type == ResourceType.TOPIC:
         entity_type, entity = TOPICS, resource.name
         checked, apply = _checked_topic(change), partial(broker.configs.set_topic, entity)

@@ -51,7 +51,7 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteRecordsRequest) -> S
     yield from each_partition(req.topics, lambda topic: topic.partitions, sort, lambda *_: None)
     moved: DeletedRecords = {}
     ctx.hold(offsets, results, moved)
-    waiting: list[asyncio.Future[DeletedRecords]] = []
+    waiting: list[DeletedRecords | asyncio.Future[DeletedRecords]] = []
     rest = iter(offsets.items())
     while some := dict(islice(rest, LOGS)):
         if moved or waiting:

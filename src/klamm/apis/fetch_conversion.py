@@ -6,18 +6,17 @@ as large as the data that was read, so it is at most one batch larger; clients f
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from klamm.apis.api_declaration import Broker
+from klamm.apis.api_declaration import Answer, Broker
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.model import TopicPartition
 from klamm.protocol.message_set import from_batches
 from klamm.protocol.messages.fetch import FetchRequest, FetchResponse, PartitionData
-from klamm.waiting import Steps, after, begin
+from klamm.waiting import Steps, begin, result_of
 
 _log = logging.getLogger(__name__)
 _FIRST_WITH_TIMESTAMPS: Final = 2
@@ -25,16 +24,12 @@ _SLICE: Final = 500
 """Partitions of a response that are looked at per step."""
 
 
-def convert(
-    broker: Broker, version: int, req: FetchRequest, response: FetchResponse
-) -> FetchResponse | asyncio.Future[FetchResponse] | Steps[Any]:
+def convert(broker: Broker, version: int, req: FetchRequest, response: FetchResponse) -> Answer[FetchResponse]:
     """The response in the format of this version."""
     return begin(_convert(broker, 1 if version >= _FIRST_WITH_TIMESTAMPS else 0, req, response))
 
 
-def _convert(
-    broker: Broker, magic: int, req: FetchRequest, response: FetchResponse
-) -> Steps[FetchResponse | asyncio.Future[FetchResponse]]:
+def _convert(broker: Broker, magic: int, req: FetchRequest, response: FetchResponse) -> Steps[FetchResponse]:
     found: dict[TopicPartition, list[PartitionData]] = {}
     for number, (topic, data) in enumerate(_pairs(response.responses), 1):
         if data.records:
@@ -51,7 +46,7 @@ def _convert(
             yield
     work = [(tp.topic, data, offsets[tp]) for tp, each in found.items() for data in each]
     done = broker.replicas.record_checks.submit(partial(_convert_all, broker.clock.monotonic, magic, work))
-    return after(done, lambda conversions: _count(broker, conversions, response))
+    return _count(broker, (yield from result_of(done)), response)
 
 
 def _pairs(topics: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

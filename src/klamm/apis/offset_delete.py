@@ -45,8 +45,9 @@ def _delete(broker: Broker, ctx: RequestContext, req: OffsetDeleteRequest) -> St
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
     groups: GroupCoordinator = broker.groups
-    deleted = yield from groups.delete_offsets(req.group_id, list(known))
-    return (yield from _response(ctx, req, (yield from result_of(deleted.on(broker.loop)))))
+    deleted: Any = (yield from groups.delete_offsets(req.group_id, list(known))).on(broker.loop)
+    result: Result = yield from result_of(deleted)
+    return (yield from _response(ctx, req, result))
 
 
 def _response(ctx: RequestContext, req: OffsetDeleteRequest, result: Result) -> Steps[OffsetDeleteResponse]:

@@ -34,7 +34,7 @@ def dashboard(
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 picks a free port.")] = 9080,
     allow_host: Annotated[
         list[str],
-        typer.Option("--allow-host", metavar="NAME", help="Further host name under which the page may be opened."),
+        typer.Option("--allow-host", metavar="NAME", help="Further host name of the page."),
     ] = [],  # noqa: B006
     file: Annotated[
         Path | None,
