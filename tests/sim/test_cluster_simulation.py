@@ -186,7 +186,7 @@ def test_a_loop_that_stands_still_is_reported() -> None:
     loop.close()
 
 
-def test_a_paused_process_does_later_what_was_due_and_a_killed_one_nothing() -> None:
+def test_a_paused_process_runs_due_callbacks_later_and_a_killed_one_never() -> None:
     loop = SimLoop(1)
     paused, killed = SimProcess("paused", "a"), SimProcess("killed", "b")
     seen: list[tuple[str, float]] = []

@@ -24,7 +24,7 @@ def test_a_complete_operation_does_not_wait(loop: asyncio.AbstractEventLoop) -> 
     assert (purgatory.completed_count, purgatory.expired_count) == (0, 0), "only operations that waited count"
 
 
-def test_a_check_completes_what_its_key_concerns(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_check_completes_the_operations_of_its_key(loop: asyncio.AbstractEventLoop) -> None:
     purgatory = DelayedOperationPurgatory("Test", loop)
     ready: dict[str, str] = {}
     waiting = {

@@ -242,7 +242,7 @@ def test_unknown_versions() -> None:
         encode(HeartbeatResponse(error_code=0), -1)
 
 
-def test_construction_names_what_is_missing_or_unknown() -> None:
+def test_construction_names_missing_and_unknown_fields() -> None:
     with pytest.raises(TypeError, match="member_id"):
         HeartbeatRequest(group_id="g", generation_id=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="colour"):

@@ -49,7 +49,7 @@ def test_read_and_written_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_comments_say_what_the_bytes_say(path: Path) -> None:
+def test_comments_agree_with_the_bytes(path: Path) -> None:
     key, version, direction, raw = parse(path)
     lines = path.read_text().splitlines()
     first = next(n for n, line in enumerate(lines) if line.partition("#")[0].strip())

@@ -72,7 +72,7 @@ def test_a_partition_column_wins_over_the_key_and_null_leaves_it(cluster: LocalC
     assert places == {b"first": 3, b"second": 0, b"by key": (murmur2(b"k") & 0x7FFFFFFF) % 4}
 
 
-def test_nulls_and_empty_values_stay_what_they_are(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_nulls_and_empty_values_are_kept_apart(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     columns = {"key": pa.array([b"", b"k", None]), "value": pa.array([b"", None, b"v"])}
     write(cluster, columns, topic=name)
@@ -233,7 +233,7 @@ def test_settings_of_kafkas_producer_are_understood(options: dict[str, str], exp
     assert "compression.zstd.level" not in settings and "max.block.ms" not in settings
 
 
-def test_buffer_memory_bounds_what_is_on_the_way(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_buffer_memory_bounds_unacknowledged_bytes(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     rows = pa.record_batch({"value": pa.array([b"%05d" % number * 20 for number in range(2000)])})
     assert max(chunk.nbytes for chunk in writer._chunks(rows, 4000)) <= 4000

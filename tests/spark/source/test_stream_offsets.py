@@ -325,7 +325,7 @@ def test_a_deleted_topic_is_reported(
     assert plain(next_end(relaxed, start)) == {kept: {"0": 1}}
 
 
-def test_the_group_shows_what_is_done(cluster: LocalCluster, topic: TopicFactory) -> None:
+def test_the_group_shows_the_offsets_of_finished_batches(cluster: LocalCluster, topic: TopicFactory) -> None:
     name = topic()
     produce(cluster, name, 5)
     reader = stream(cluster, subscribe=name, startingOffsets="earliest", commitGroup="lag-of-a-query")

@@ -261,7 +261,9 @@ class TestUpdateMetadata:
         assert one.broker.metadata.partition_count("t") == 2
         assert (snapshot.topic_name(ID) == "t") is (version >= 7)
 
-    def test_the_log_has_what_was_added_and_deleted(self, one: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_log_counts_added_and_deleted_partitions(
+        self, one: OneBroker, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO, "klamm.state_change")
         one.update_metadata({"t": [0, 1]})
         one.update_metadata({})

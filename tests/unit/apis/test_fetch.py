@@ -344,7 +344,7 @@ class TestFollowers:
         same = only(one.ask(fetch.API, request({0: 2}, replica_id=2, last_fetched_epoch=0), 12))
         assert same.diverging_epoch is None and values(same) == [b"c"]
 
-    def test_a_fetch_waits_for_what_the_followers_have(self, one: OneBroker) -> None:
+    def test_a_fetch_waits_until_followers_have_the_records(self, one: OneBroker) -> None:
         self.lead(one)
         waiting = one.dispatch(fetch.API, request(max_wait_ms=30_000), 11)
         one.ask(produce.API, produce_request(batch(b"a"), acks=1), 9)

@@ -49,7 +49,7 @@ def test_validate_shows_what_a_file_would_do(tmp_path: Path, capsys: pytest.Capt
         validate(file)
 
 
-def test_status_stop_and_reset_of_what_never_ran(
+def test_status_stop_and_reset_of_a_pipeline_that_never_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
@@ -95,7 +95,7 @@ def test_warmup_runs_every_kernel() -> None:
     assert warmup() == 3
 
 
-def test_the_table_of_bad_records_is_where_it_was_said_from_wherever_a_sync_runs(
+def test_the_table_of_bad_records_does_not_depend_on_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -86,7 +86,7 @@ def test_an_interrupt_that_pyspark_hides(interrupt: BaseException, monkeypatch: 
     assert caught.value is interrupt
 
 
-def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "require_spark", lambda: None)
     monkeypatch.setattr(module, "_started", lambda *args: None)
     with pytest.raises(KlammError, match="no topic"), spark_session("local", "test", {}):

@@ -189,7 +189,7 @@ def test_transactions_of_one_coordinator_end_in_one_go_and_the_rest_is_repeated(
         assert client.end_all([], commit=True) == {}
 
 
-def test_many_ends_are_sent_a_few_at_a_time_and_what_was_answered_is_not_repeated(
+def test_many_ends_are_sent_a_few_at_a_time_and_none_twice_after_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_flight: list[int] = []

@@ -164,7 +164,7 @@ class TestDescribe:
             assert not configs[key].read_only, "as in Kafka"
         assert configs["log.retention.ms"].value is None
 
-    def test_broker_defaults_are_what_is_set_for_all(self, one: OneBroker) -> None:
+    def test_broker_defaults_are_the_settings_of_all_brokers(self, one: OneBroker) -> None:
         assert change(one, BROKER, "", ("log.segment.bytes", SET, "2048")) == (0, None)
         (config,) = describe(one, BROKER, "").configs
         assert (config.name, config.value, config.config_source) == ("log.segment.bytes", "2048", 3)

@@ -58,7 +58,7 @@ def test_a_key_is_honoured_exactly_if_its_documentation_says_so(key: AnyKey) -> 
         assert is_read == (key.support is Support.HONOURED), f"support={key.support} of {key.name} is not true"
 
 
-def test_keys_of_what_klamm_does_not_do_take_no_other_value() -> None:
+def test_keys_of_missing_features_accept_only_their_default() -> None:
     keys = [*BROKER_KEYS.values(), *TOPIC_KEYS.values()]
     for key in (key for key in keys if key.support is Support.ONLY_DEFAULT):
         with pytest.raises(ConfigError):

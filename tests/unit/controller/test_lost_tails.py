@@ -91,7 +91,7 @@ def leader_answers(core: Core) -> None:
     core.drain()
 
 
-def test_an_ordinary_failover_costs_what_it_always_did() -> None:
+def test_an_ordinary_failover_costs_nothing_more() -> None:
     """The reads and writes are those of the code before there were suspects, but for one znode that a new controller
     reads: whether the elected leaders have answered.
     """

@@ -50,7 +50,7 @@ def test_a_leader_that_takes_in_a_dropped_replica_while_another_is_elected_for_t
 
 
 @pytest.mark.parametrize("protocol", ["2.7-IV1", "3.9-IV0"])
-def test_the_next_controller_takes_out_what_its_predecessor_could_not(protocol: str) -> None:
+def test_the_next_controller_removes_members_that_its_predecessor_could_not(protocol: str) -> None:
     """According to the topic znode the move was cancelled. No broker knows, and the leader had added the replica."""
     core = Core(f"protocol {protocol}", "brokers 1 2 3", "controller 0", "create T 1")
     leader_writes(core, 1, 3)

@@ -98,7 +98,7 @@ def test_panels_do_not_overlap_and_have_their_own_ids() -> None:
         cells |= covered
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_names_a_remedy() -> None:
     rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
     for rule in rules:
         assert rule["annotations"]["summary"] and rule["annotations"]["description"].endswith(".")

@@ -50,7 +50,7 @@ def test_a_wrong_log(found: tuple[int, ...], problem: str) -> None:
     assert [each for each in check(account_of([0, 1, 2, 3]), log_of(*found)) if problem in each]
 
 
-def test_a_pipelined_writer_may_repeat_what_it_has_no_answer_for() -> None:
+def test_a_pipelined_writer_may_repeat_unanswered_records() -> None:
     account, log = account_of([0, 1, 2, 3]), log_of(0, 1, 2, 1, 2, 3)
     assert check(account, log) != [] and repeated(account, log) == 0
     account.pipelined = frozenset({0})

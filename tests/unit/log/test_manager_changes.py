@@ -121,7 +121,7 @@ def contents(bench: Bench, directory: str) -> dict[str, bytes]:
     return found
 
 
-def test_a_directory_that_cannot_say_whose_it_is_has_failed() -> None:
+def test_a_directory_with_an_unreadable_owner_has_failed() -> None:
     bench = Bench()
 
     def fault(operation: str, path: str) -> None:

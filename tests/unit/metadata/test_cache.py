@@ -52,7 +52,7 @@ def test_a_controller_that_sends_all_at_once_is_not_waited_for_after_any_number_
     assert received == ["alive", "partitions"]
 
 
-def test_the_list_of_live_brokers_says_nothing_of_partitions() -> None:
+def test_the_list_of_live_brokers_leaves_partitions_unchanged() -> None:
     cache = MetadataCache(1)
     received: list[str] = []
     cache.when_partitions_known(lambda: received.append("partitions"))

@@ -364,7 +364,7 @@ def test_a_client_that_connects_before_the_start_is_answered_after_it(run: Run) 
 
 
 @both_loops
-def test_shutdown_answers_what_is_in_flight(run: Run) -> None:
+def test_shutdown_answers_requests_in_flight(run: Run) -> None:
     async def scenario() -> None:
         delayed: asyncio.Future[HeartbeatResponse] = asyncio.get_running_loop().create_future()
         api = heartbeat_api(lambda *_: delayed)

@@ -176,7 +176,7 @@ def test_a_refused_member_leaves_the_isr_as_it_was(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.INVALID_UPDATE_VERSION])
-def test_where_the_controller_knows_better_its_next_word_is_waited_for(setting: Setting, code: ErrorCode) -> None:
+def test_a_proposal_with_an_old_epoch_waits_for_the_next_leader_and_isr(setting: Setting, code: ErrorCode) -> None:
     partition = setting.lead()
     setting.controller.code_of = lambda _: code
     setting.manager.submit(partition, (1, 2, 3))

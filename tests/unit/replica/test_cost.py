@@ -103,7 +103,7 @@ class TestShrinking:
         one.clock.elapsed_ms += ms
         shrink_isrs(one.broker.replicas)
 
-    def test_only_what_was_written_and_what_lags_is_looked_at(
+    def test_only_written_and_lagging_partitions_are_checked(
         self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         wanted: list[int] = []
@@ -299,7 +299,7 @@ class TestCaughtUpFollowers:
         assert caught_up == {leader.clock.now_ms()}
 
     @pytest.mark.parametrize("change", ("epoch of the log", "epoch of the leader", "a step back"))
-    def test_one_that_is_not_what_it_seems_is_looked_at(self, leader: OneBroker, change: str) -> None:
+    def test_a_partition_whose_follower_or_epoch_changed_is_checked(self, leader: OneBroker, change: str) -> None:
         append(leader, 5)
         self.ask(leader, {5: 1})
         assert leader.leader_and_isr({"t": [5]}, leader_epoch=1, partition_epoch=1, **STATE).error_code == 0
@@ -347,7 +347,7 @@ class TestParkedFetches:
         assert found == {17: [b"x" * 100]}
         assert sum(len(t.partitions) for t in answered.responses) == MANY
 
-    def test_it_adds_up_what_came_by_and_by(self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_bytes_of_several_appends_add_up(self, leader: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = self.park(leader, min_bytes=400)
         looked_at = count_calls(monkeypatch, delayed_fetch, "readable_log")
         for index in (1, 2, 1):

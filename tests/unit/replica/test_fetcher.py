@@ -35,7 +35,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Brokers]
 
 
 @BOTH
-def test_a_follower_copies_and_learns_what_is_committed(cluster: Brokers) -> None:
+def test_a_follower_copies_records_and_learns_the_high_watermark(cluster: Brokers) -> None:
     cluster.elect(1)
     cluster.append(b"a", b"b")
     cluster.append(b"c")

@@ -37,7 +37,7 @@ def test_only_those_behind_for_too_long_fall_out() -> None:
     assert out_of_sync((1, 2, 3, 4), remotes, 10, now_ms=1000, max_lag_ms=LAG_MS) == ()
 
 
-def test_joining_needs_what_is_committed_and_what_the_epoch_began_with() -> None:
+def test_joining_needs_the_committed_records_and_the_start_of_the_epoch() -> None:
     assert may_join(replica(2, 10), 10, 8) and may_join(replica(2, 10), 10, None)
     assert not may_join(replica(2, 9), 10, 8) and not may_join(replica(2, 10), 10, 11)
 

@@ -32,7 +32,7 @@ def append(one: OneBroker, partition: Partition, *values: bytes) -> None:
     assert not isinstance(result, ErrorCode) and result.error == 0
 
 
-def test_the_high_watermark_is_what_all_in_sync_replicas_have(one: OneBroker) -> None:
+def test_the_high_watermark_is_the_lowest_end_of_the_in_sync_replicas(one: OneBroker) -> None:
     partition = led(one)
     append(one, partition, b"a", b"b", b"c")
     assert partition.log is not None and partition.log.high_watermark == 0
@@ -161,7 +161,7 @@ def test_below_min_insync_replicas_a_record_that_is_there_is_not_refused(one: On
     assert partition.check_enough_replicas(again.last_offset + 1) == ErrorCode.NONE
 
 
-def test_a_new_leadership_forgets_what_followers_had(one: OneBroker) -> None:
+def test_a_new_leadership_forgets_the_progress_of_followers(one: OneBroker) -> None:
     partition = led(one)
     append(one, partition, b"a")
     for follower in (2, 3):

@@ -97,7 +97,7 @@ def test_a_large_batch_waits_and_others_do_not(one: OneBroker, worker: ManualWor
     assert firsts(one) == [b"slow"]
 
 
-def test_a_header_does_not_widen_what_is_checked_on_the_loop(one: OneBroker, worker: ManualWorker) -> None:
+def test_a_false_header_does_not_move_checks_to_the_loop(one: OneBroker, worker: ManualWorker) -> None:
     """A negative number of records in one batch; batches that claim one record each."""
     lying = bytearray(large(b"x", count=1))
     lying[RECORD_BATCH_OVERHEAD - 4 : RECORD_BATCH_OVERHEAD] = (-(1 << 31)).to_bytes(4, "big", signed=True)
@@ -213,7 +213,7 @@ def test_many_records_of_an_uncompressed_batch_leave_the_loop(one: OneBroker, wo
     assert [a.error_code for a in answers(one.run(waiting))] == [0]
 
 
-def test_the_end_of_the_broker_appends_what_was_under_way(one: OneBroker) -> None:
+def test_a_stopping_broker_appends_records_in_progress(one: OneBroker) -> None:
 
     one.broker.replicas.record_checks.start(ThreadPoolExecutor(1))
     waiting = send(one, (0, large(b"last")))

@@ -169,7 +169,7 @@ def test_decisions_equal_the_naive_ones(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(BINDINGS, st.booleans()), max_size=30))
-def test_changes_give_the_rules_of_what_is_left(steps: list[tuple[AclBinding, bool]]) -> None:
+def test_changes_give_the_rules_of_the_remaining_entries(steps: list[tuple[AclBinding, bool]]) -> None:
     rules = AclRules()
     left: dict[ResourcePattern, set[AclEntry]] = {}
     for (resource, entry), is_added in steps:

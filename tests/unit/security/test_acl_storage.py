@@ -195,7 +195,7 @@ def test_entries_that_cannot_be_read_deny_everything(zookeeper: EmbeddedZooKeepe
     asyncio.run(scenario())
 
 
-def test_a_start_reads_what_is_there(zookeeper: EmbeddedZooKeeperThread) -> None:
+def test_a_start_reads_existing_entries(zookeeper: EmbeddedZooKeeperThread) -> None:
     many = [ResourcePattern(ResourceType.TOPIC, f"t{n}") for n in range(450)]
 
     async def scenario() -> None:

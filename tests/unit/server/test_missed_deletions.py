@@ -62,7 +62,7 @@ async def _run(fixture: Fixture) -> None:
     await fixture.settle()
 
 
-def test_a_new_controller_makes_the_broker_look_for_what_it_knew() -> None:
+def test_a_new_controller_makes_the_broker_look_for_known_topics() -> None:
     fixture = Fixture(["a"], [2])
     asyncio.run(_run(fixture))
     assert fixture.deleted == [TopicPartition("b", 0)]

@@ -154,7 +154,7 @@ def test_a_damaged_answer_is_asked_for_again_a_few_times() -> None:
         list(offsets(ScriptedClient(time, lambda *_: bytes(damaged)), time, 0, 10))
 
 
-def test_records_that_are_not_what_their_header_promises_are_asked_for_again() -> None:
+def test_records_that_do_not_match_their_header_are_fetched_again() -> None:
     """With check.crcs=false damage shows only when the records are decoded."""
     time = Time()
     damaged = bytearray(ten(0))

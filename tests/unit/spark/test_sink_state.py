@@ -94,7 +94,7 @@ def test_a_decided_batch_is_completed_cancelled_or_torn() -> None:
             rolled_forward("sink", decision, ended)
 
 
-def test_an_abort_leaves_what_a_decision_lists() -> None:
+def test_an_abort_leaves_the_transactions_of_a_decision() -> None:
     decision = decided(COMPLETE, replace(BATCH, transactions=(ONE,)))
     assert may_abort(decision, (ONE, TWO)) == [TWO]
     assert may_abort(COMPLETE, (ONE, TWO)) == [ONE, TWO] == may_abort(None, (ONE, TWO))

@@ -181,7 +181,7 @@ def test_the_end_of_spark_is_not_the_failure_of_a_query() -> None:
     assert not any("restart" in line for line in world.reported)
 
 
-def test_a_call_that_the_end_of_the_jvm_breaks_off_says_that_spark_has_ended() -> None:
+def test_a_call_that_is_interrupted_by_the_end_of_the_jvm_reports_it() -> None:
     """Py4J logs the broken connection of a running call, and raises an error that does not name it."""
     for error in (Py4JError("An error occurred while calling o42.start"), Py4JNetworkError("no"), ConnectionError()):
         with pytest.raises(SparkEndedError, match="continues from the checkpoint"), reported_if_ended():

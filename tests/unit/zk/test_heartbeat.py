@@ -29,7 +29,7 @@ def test_a_process_that_could_not_run_asks_before_it_gives_up() -> None:
     assert not heartbeat.is_lost(517.0) and not heartbeat.is_due(517.0, 516.0)
 
 
-def test_one_question_waits_behind_what_the_server_does_not_take() -> None:
+def test_one_ping_waits_behind_data_that_the_server_does_not_read() -> None:
     """The server sends but does not read: its messages do not cause another ping."""
     heartbeat, asked = Heartbeat(60.0, 0.0), 0
     for now in range(60):

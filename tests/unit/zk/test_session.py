@@ -272,7 +272,7 @@ def test_many_watches_survive_a_reconnect(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_reads_wait_for_the_connection_and_writes_say_that_it_was_lost(tmp_path: Path) -> None:
+def test_reads_wait_for_the_connection_and_writes_report_its_loss(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = ReservedPort()
         server = await EmbeddedZooKeeper(tmp_path, port=port.number, fsync=False).start()

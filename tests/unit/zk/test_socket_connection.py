@@ -195,7 +195,7 @@ def test_a_silent_server_is_given_up() -> None:
     [struct.pack(">i", -5), struct.pack(">i", 3) + b"abc", struct.pack(">i", 1 << 31 - 1), reply(99, 1, 0), b""],
     ids=["negative size", "short", "endless", "nobody's reply", "closed"],
 )
-def test_nonsense_ends_the_connection_and_fails_what_was_asked(nonsense: bytes) -> None:
+def test_invalid_bytes_end_the_connection_and_fail_its_requests(nonsense: bytes) -> None:
     def serve(connection: socket.socket) -> None:
         frame_of(connection)
         connection.sendall(nonsense)

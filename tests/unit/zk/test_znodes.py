@@ -89,7 +89,7 @@ def test_old_topic_versions_decode(text: bytes) -> None:
     assert json.loads(znodes.encode_topic(topic))["version"] == 2
 
 
-def test_topic_round_trip_keeps_what_we_do_not_know() -> None:
+def test_topic_round_trip_keeps_unknown_keys() -> None:
     text = (
         b'{"version":3,"partitions":{"0":[1,2,3],"10":[1],"9":[2]},"adding_replicas":{"0":[3]},"removing_replicas":{"0":[1]},'
         b'"topic_id":"jKTRaM_TSNqocJeQI2aYOQ","from_the_future":{"a":1}}'
