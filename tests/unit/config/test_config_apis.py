@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.apis import alter_configs, config_resources, describe_configs, incremental_alter_configs
+from klamm.apis import alter_configs, config_resources, describe_configs, incremental_alter_configs, zookeeper_waits
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigRepository, KafkaConfig
 from klamm.config.entries import ConfigSource
 from klamm.config_changes import ConfigChangeListener, change_config, read_configs
@@ -94,7 +94,7 @@ class SilentZooKeeper:
 class TestWithoutZooKeeper:
     def test_the_configuration_applied_last_is_described(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         change(one, TOPIC, "orders", ("retention.bytes", SET, "10"))
-        monkeypatch.setattr(config_resources, "READ_WAIT_S", 0.001)
+        monkeypatch.setattr(config_resources, "READ_WAIT_MS", 1)
         one.give(zk=SilentZooKeeper())
         (config,) = describe(one, TOPIC, "orders", ["retention.bytes"]).configs
         assert config.value == "10"
@@ -102,8 +102,7 @@ class TestWithoutZooKeeper:
     def test_a_change_runs_out_of_time_and_the_rest_is_not_tried(
         self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name in ("READ_WAIT_S", "CHANGE_WAIT_S"):
-            monkeypatch.setattr(config_resources, name, 0.001)
+        monkeypatch.setattr(zookeeper_waits, "CHANGE_WAIT_MS", 1)
         one.give(zk=SilentZooKeeper())
         assert replace(one, TOPIC, "orders", {})[0] == ErrorCode.REQUEST_TIMED_OUT
         configs = [incremental.AlterableConfig(name="retention.bytes", config_operation=SET, value="1")]

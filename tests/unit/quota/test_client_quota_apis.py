@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.apis import alter_client_quotas, config_resources, describe_client_quotas
+from klamm.apis import alter_client_quotas, describe_client_quotas, zookeeper_waits
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.config.client_quotas import DEFAULT, QuotaEntity
 from klamm.config_changes import ConfigChangeListener
@@ -215,8 +215,8 @@ class TestErrors:
 
     def test_a_silent_zookeeper(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         alter(one, {USER: "u"}, {"producer_byte_rate": 5})
-        monkeypatch.setattr(config_resources, "CHANGE_WAIT_S", 0.001)
-        monkeypatch.setattr(describe_client_quotas, "CHANGE_WAIT_S", 0.001)
+        monkeypatch.setattr(zookeeper_waits, "CHANGE_WAIT_MS", 1)
+        monkeypatch.setattr(describe_client_quotas, "CHANGE_WAIT_MS", 1)
         session, silent = one.broker.zk, SilentZooKeeper()
         one.give(zk=silent)
         assert alter(one, {USER: "u"}, {"producer_byte_rate": 6})[0] == ErrorCode.REQUEST_TIMED_OUT
