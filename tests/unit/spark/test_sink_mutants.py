@@ -74,7 +74,7 @@ MUTANTS: dict[str, tuple[str, str, Check]] = {
     "an_abort_undoes_a_decision": (
         "    return [transaction for transaction in transactions if transaction not in kept]\n",
         "    return list(transactions)\n",
-        rules.test_an_abort_leaves_what_a_decision_lists,
+        rules.test_an_abort_leaves_the_transactions_of_a_decision,
     ),
     "a_sweep_undoes_a_decision": (
         "int(match[1]) <= generation and each not in kept",
