@@ -219,10 +219,6 @@ def test_typed_values(spark: SparkSession, cluster: LocalCluster, topic: TopicFa
         ({"kafka.bootstrap.servers": "localhost:1"}, "subscribe"),
         ({"kafka.bootstrap.servers": "localhost:1", "subscribe": "a", "assign": "{}"}, "assign"),
         ({"kafka.bootstrap.servers": "localhost:1", "subscribe": "a", "kafka.auto.offset.reset": "x"}, "offset.reset"),
-        (
-            {"kafka.bootstrap.servers": "localhost:1", "subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'},
-            "'startingOffsets' has -3 for a-0: an offset is 0 or more",
-        ),
     ],
 )
 def test_wrong_options_are_reported_by_name(spark: SparkSession, options: dict[str, str], named: str) -> None:
