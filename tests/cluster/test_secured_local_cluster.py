@@ -27,6 +27,7 @@ from klamm.errors import KlammError
 from klamm.testing import LocalCluster
 from klamm.zk.model import paths
 from klamm.zk.model.default_acls import default_acl
+from klamm.zk.model.ops import Perms
 from tests.cluster.test_tutorials import environment, run, servers, started
 from tests.support.calm import CALM
 
@@ -300,8 +301,8 @@ def test_status_says_when_it_cannot_check_znodes(cluster: LocalCluster) -> None:
     assert "Znodes were not checked: ZooKeeper at" in klamm(cluster, "cluster", "status")
 
 
-def test_every_znode_has_the_rules_of_its_creator(cluster: LocalCluster) -> None:
-    """`zookeeper.set.acl`: only brokers may change znodes, and others may not read those with secrets."""
+def test_every_znode_has_a_rule_for_the_secret(cluster: LocalCluster) -> None:
+    """Only brokers may change znodes, those of the server too, and others may not read those with secrets."""
     secret = (cluster.data_dir / "security" / "zookeeper-secret").read_text()
     user = secret.partition(":")[0]
     client = KazooClient(cluster.zookeeper_connect, auth_data=[("digest", secret)])
@@ -312,10 +313,11 @@ def test_every_znode_has_the_rules_of_its_creator(cluster: LocalCluster) -> None
         client.stop()
         client.close()
     rules = {
-        path: {(acl.perms, acl.id.scheme, acl.id.id.partition(":")[0]) for acl in acls}
-        for path, acls in found.items()
-        if path != "/" and not path.startswith("/zookeeper")  # the server's own, behind its secret
+        path: {(acl.perms, acl.id.scheme, acl.id.id.partition(":")[0]) for acl in acls} for path, acls in found.items()
     }
+    assert {"/", "/zookeeper", "/zookeeper/quota", "/consumers"} <= rules.keys()
+    assert rules.pop("/zookeeper/config") == {(Perms.READ, "digest", user), (Perms.READ, "world", "anyone")}
+    assert rules.pop("/consumers") == {(Perms.ALL, "digest", user), (Perms.READ, "world", "anyone")}
     creator = {"auth": ("digest", user)}
     expected = {
         path: {(acl.perms, *creator.get(acl.scheme, (acl.scheme, acl.id))) for acl in default_acl(path)}

@@ -50,7 +50,8 @@ def embedded_server(config: KafkaConfig) -> ServerOptions:
             "text. Set zookeeper.ssl.client.enable=true on all brokers.",
             host,
         )
-    return ServerOptions(gate=OPEN_GATE if secret is None else Gate(secret), tls=tls)
+    gate = OPEN_GATE if secret is None else Gate(secret)
+    return ServerOptions(gate=gate, guards_znodes=config.zookeeper_set_acl, tls=tls)
 
 
 def _digest(config: KafkaConfig) -> Login | None:

@@ -19,3 +19,8 @@ def default_acl(path: str) -> tuple[Acl, ...]:
     if path == paths.CONSUMERS:
         return OPEN_ACL
     return SENSITIVE_ACL if path.startswith(SENSITIVE_ROOTS) else READABLE_ACL
+
+
+def is_sensitive(full_path: str) -> bool:
+    """Whether a znode holds credentials or settings with secrets, below any chroot."""
+    return any(root in full_path for root in SENSITIVE_ROOTS)

@@ -237,6 +237,10 @@ def read_set_acl(buf: bytes, pos: int = 0) -> tuple[SetAcl, int]:
     return SetAcl(path, acl, version), pos
 
 
+def set_acl_bytes(op: SetAcl) -> bytes:
+    return string_bytes(op.path) + _rules_bytes(op.acl) + _INT.pack(op.version)
+
+
 def read_path_and_watch(buf: bytes, pos: int = 0) -> tuple[str, bool, int]:
     path, pos = read_string(buf, pos)
     watch, pos = read_bool(buf, pos)
@@ -346,8 +350,12 @@ def notification(event: WatchEvent) -> bytes:
 
 
 def acl_bytes(result: GetAclResult) -> bytes:
-    rules = b"".join(_INT.pack(a.perms) + string_bytes(a.scheme) + string_bytes(a.id) for a in result.acl)
-    return _INT.pack(len(result.acl)) + rules + stat_bytes(result.stat)
+    return _rules_bytes(result.acl) + stat_bytes(result.stat)
+
+
+def _rules_bytes(acl: Sequence[Acl]) -> bytes:
+    rules = b"".join(_INT.pack(a.perms) + string_bytes(a.scheme) + string_bytes(a.id) for a in acl)
+    return _INT.pack(len(acl)) + rules
 
 
 def multi_bytes(codes: Sequence[int], results: Iterable[MultiResult]) -> bytes:

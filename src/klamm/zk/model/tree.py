@@ -73,6 +73,10 @@ def _unlogged(zxid: int) -> None:
     """The journal of trees without a log: the simulator's, and a tree that is filled from the log."""
 
 
+def _ignore_rules(path: str) -> None:
+    """Do nothing: only a server that guards its znodes looks at their rules."""
+
+
 class ZnodeTree:
     """Znodes, sessions and watches. `last_zxid` is the number of the last change that took effect.
 
@@ -89,6 +93,9 @@ class ZnodeTree:
         self._tick_ms = tick_ms
         self._undo: list[Callable[[], object]] = []
         self._changes: list[tuple[EventType, str, Znode]] = []
+        self._ruled: list[str] = []
+        self.on_rules: Callable[[str], None] = _ignore_rules
+        """Is called with the path of each znode that got access rules, by its creation or by a setAcl."""
         for path, children in (("/", ["zookeeper"]), ("/zookeeper", ["quota", "config"]), ("/zookeeper/quota", [])):
             self.nodes[path] = Znode(b"", children=dict.fromkeys(children))
         config = self.nodes["/zookeeper/config"] = Znode(b"", acl=_READ_ONLY_ACL)
@@ -201,12 +208,16 @@ class ZnodeTree:
                 undo()
             self._undo.clear()
             self._changes.clear()
+            self._ruled.clear()
             raise
         self.last_zxid = zxid
         for event, path, node in self._changes:
             self.watches.fire(event, path, node, self.nodes)
+        for path in self._ruled:
+            self.on_rules(path)
         self._undo.clear()
         self._changes.clear()
+        self._ruled.clear()
         return result
 
     def _apply(self, session: Session, op: WriteOp | SetAcl, zxid: int, now_ms: int, auth: Sequence[Id]) -> WriteResult:
@@ -268,6 +279,7 @@ class ZnodeTree:
 
         self._undo.append(undo)
         self._changes.append((EventType.CREATED, path, node))
+        self._ruled.append(path)
 
     def _set_data(self, op: SetData, zxid: int, now_ms: int, auth: Sequence[Id]) -> SetDataResult:
         node = self._valid_node(op.path)
@@ -331,6 +343,7 @@ class ZnodeTree:
             node.acl, node.aversion = old
 
         self._undo.append(undo)
+        self._ruled.append(op.path)
         node.acl, node.aversion = acl, node.aversion + 1
         return SetDataResult(node.stat())
 

@@ -151,14 +151,18 @@ class Committer:
         if self._records or self._roll:
             self._schedule()
 
-    async def close(self) -> None:
-        """Wait until everything appended is on disk, or the disk has failed; then close the file."""
+    async def settle(self) -> None:
+        """Wait until everything appended is on disk, or the disk has failed."""
         while not self._failed and (self._records or self._running is not None or self._roll is not None):
             if self._running is None:
                 self._start()
             if self._running is not None:
                 await asyncio.wait([self._running])
             await asyncio.sleep(0)  # lets the callback of the sync run
+
+    async def close(self) -> None:
+        """Settle, then close the file."""
+        await self.settle()
         if self._executor is not None:
             self._executor.shutdown()
         os.close(self._fd)

@@ -91,6 +91,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--min-session-timeout-ms", type=int, default=4_000)
     parser.add_argument("--max-session-timeout-ms", type=int, default=40_000)
     parser.add_argument("--secret-file", type=Path, help="file with user:password that every client must present")
+    parser.add_argument(
+        "--open-znodes",
+        action="store_true",
+        help="with --secret-file: remove the access rules for the secret from all znodes, and add none to new ones",
+    )
     parser.add_argument("--no-fsync", action="store_true", help="for tests: do not wait for the disk")
     options = parser.parse_args(arguments)
     if options.secret_file is None and not is_loopback(options.host):
@@ -117,7 +122,10 @@ async def _serve(options: Any) -> int:
         min_session_timeout_ms=options.min_session_timeout_ms,
         max_session_timeout_ms=options.max_session_timeout_ms,
         fsync=not options.no_fsync,
-        options=ServerOptions(gate=OPEN_GATE if options.secret_file is None else Gate(_secret(options.secret_file))),
+        options=ServerOptions(
+            gate=OPEN_GATE if options.secret_file is None else Gate(_secret(options.secret_file)),
+            guards_znodes=not options.open_znodes,
+        ),
     )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,7 +23,7 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import is_loopback
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode
-from klamm.zk.model.limits import MAX_CREDENTIAL_BYTES, MAX_CREDENTIALS, MAX_SESSIONS
+from klamm.zk.model.limits import MAX_SESSIONS
 from klamm.zk.model.ops import AuthFailed, Code, ThrottledOp, ZkError
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.server.admission import Admission
@@ -32,9 +32,10 @@ from klamm.zk.server.database import LoggedTree
 from klamm.zk.server.four_letters import four_letter_words
 from klamm.zk.server.request_processor import WRITES, execute_read
 from klamm.zk.server.server_connection import Connection
-from klamm.zk.server.shared_secret import ALWAYS_ADMITTED, OPEN_GATE, Gate, digest_identity
+from klamm.zk.server.shared_secret import ALWAYS_ADMITTED, OPEN_GATE, Gate
 from klamm.zk.server.snapshot_process import Compaction
 from klamm.zk.server.txnlog import DataDir, sync_dir
+from klamm.zk.server.znode_guard import ZnodeGuard
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -61,6 +62,8 @@ class ServerOptions:
     roll_bytes: int = 64 << 20
     """Size of the transaction log at which it is compacted into a snapshot."""
     gate: Gate = OPEN_GATE
+    guards_znodes: bool = True
+    """Whether all znodes carry an access rule for the secret of the gate, if it has one; otherwise none does."""
     tls: SSLContext | None = None
 
 
@@ -96,7 +99,7 @@ class EmbeddedZooKeeper:
         self._fsync = fsync
         self._admission = Admission(options.max_connections_per_host)
         self._roll_bytes = options.roll_bytes
-        self._gate, self._tls = options.gate, options.tls
+        self._gate, self._guards_znodes, self._tls = options.gate, options.guards_znodes, options.tls
         self._clock = clock or SystemClock()
         self.tree = ZnodeTree(tick_ms=self._tick_ms)
         self.commands = four_letter_words(self)
@@ -106,6 +109,9 @@ class EmbeddedZooKeeper:
         self._moved_bytes = 0
         self._awaiting_disk: dict[int, Connection] = {}
         self._has_ended = False
+        self._guard: ZnodeGuard | None = None
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -116,19 +122,21 @@ class EmbeddedZooKeeper:
         try:
             self._data_dir.recover(self.tree)
             self._begin_log()
-            self._server = await self._loop.create_server(
-                self._accept, self.host, self.port, backlog=512, ssl=self._tls
-            )
         except BaseException:
             self._data_dir.close()
             raise
-        self.port = self._server.sockets[0].getsockname()[1]
-        now_ms = self._monotonic_ms()
-        for session_id in self.tree.sessions:
-            self.tree.touch_session(session_id, now_ms)
-        epoch = (self._clock.now_ms() << 24 & (1 << 64) - 1) >> 8
-        self._next_session_id = max(epoch, *self.tree.sessions, 1) + 1 if self.tree.sessions else epoch
-        self._tick_due_ms = now_ms + self._tick_ms
+        try:
+            self._begin_sessions()
+            await self._begin_guard()
+            server = self._server = await self._loop.create_server(
+                self._accept, self.host, self.port, backlog=512, ssl=self._tls
+            )
+        except BaseException:
+            await self._committer.close()
+            self._data_dir.close()
+            raise
+        self.port = server.sockets[0].getsockname()[1]
+        self._tick_due_ms = self._monotonic_ms() + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
         self._compaction.start_after_recovery()
         return self
@@ -146,17 +154,37 @@ class EmbeddedZooKeeper:
         self._logged = LoggedTree(self.tree, self._committer)
         self._compaction = Compaction(self._data_dir, self.tree, self._committer, self._roll_bytes, self._monotonic_ms)
 
+    def _begin_sessions(self) -> None:
+        now_ms = self._monotonic_ms()
+        for session_id in self.tree.sessions:
+            self.tree.touch_session(session_id, now_ms)
+        epoch = (self._clock.now_ms() << 24 & (1 << 64) - 1) >> 8
+        self._next_session_id = max(epoch, *self.tree.sessions, 1) + 1 if self.tree.sessions else epoch
+
+    async def _begin_guard(self) -> None:
+        if (owner := self._gate.identity) is None:
+            return
+        self._guard = ZnodeGuard(self.tree, self._logged, owner, is_on=self._guards_znodes)
+        self._guard.start(lambda: self._new_session(self._min_timeout_ms)[0], self._clock.now_ms())
+        await self._committer.settle()
+        if self.failure is not None:
+            raise self.failure
+
     async def stop(self) -> None:
         """Send written answers, close connections and files. Sessions survive if the server comes back in time."""
-        self._has_ended = True
-        self._timer.cancel()
-        self._server.close()
+        self._end()
         await self._compaction.stop(log_failed=self.failed.is_set())
         await self._committer.close()
         self.flush()
         for connection in list(self.connections.values()):
             connection.close()
         self._data_dir.close()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        if self._server is not None and self._timer is not None:
+            self._timer.cancel()
+            self._server.close()
 
     @property
     def address(self) -> str:
@@ -185,9 +213,7 @@ class EmbeddedZooKeeper:
     def _on_log_failure(self, error: OSError) -> None:
         """The server can no longer guarantee durability: disconnect clients, which look for another server."""
         self.failure = error
-        self._has_ended = True
-        self._timer.cancel()
-        self._server.close()
+        self._end()
         for connection in list(self.connections.values()):
             connection.abort()
         self.failed.set()
@@ -372,7 +398,10 @@ class EmbeddedZooKeeper:
             if opcode not in ALWAYS_ADMITTED and not self._gate.admits(connection.auth):
                 raise AuthFailed(message="this server requires its shared secret")
             if opcode in WRITES:
-                answer = self._logged.write(session_id, opcode, body, self._clock.now_ms(), connection.auth)
+                now_ms = self._clock.now_ms()
+                answer = self._logged.write(session_id, opcode, body, now_ms, connection.auth)
+                if self._guard is not None and self._guard.unfinished:
+                    self._guard.finish(session_id, now_ms)
             elif opcode == OpCode.CLOSE_SESSION:
                 self._close_session(session_id)
                 self._by_session.pop(session_id, None)
@@ -410,16 +439,9 @@ class EmbeddedZooKeeper:
     def _authenticate(self, connection: Connection, scheme: str, credential: bytes) -> None:
         if scheme == "ip":
             return
-        if scheme != "digest":
-            raise AuthFailed(message=f"authentication scheme {scheme!r} is not supported")
-        who = digest_identity(credential)
-        if not self._gate.accepts(who):
+        try:
+            connection.auth = self._gate.identify(connection.auth, scheme, credential)
+        except AuthFailed:
             log.warning("refusing the credentials of a client at %s", connection.host)
-            raise AuthFailed(message="the shared secret is another one")
-        if who not in connection.auth:
-            known = connection.auth
-            size = sum(len(each.id.encode()) for each in (*known, who))
-            if len(known) > MAX_CREDENTIALS or size > MAX_CREDENTIAL_BYTES:
-                raise AuthFailed(message=f"more than {MAX_CREDENTIALS} identities, or {MAX_CREDENTIAL_BYTES} bytes")
-            connection.auth = (*known, who)
-            self.tree.identify_watcher(connection.number, connection.auth)
+            raise
+        self.tree.identify_watcher(connection.number, connection.auth)
