@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ObjectIdentifier
 from cryptography.x509.oid import NameOID
 
 from klamm.errors import ConfigError
@@ -23,11 +24,36 @@ def pair(issued: Issued) -> KeyPair:
     return KeyPair(issued.certificate_pem, Secret(issued.key_pem))
 
 
-def test_the_distinguished_name_is_written_as_in_java() -> None:
-    issued = AUTHORITY.issue(
-        (NameOID.COUNTRY_NAME, "US"), (NameOID.ORGANIZATION_NAME, "a, b"), (NameOID.COMMON_NAME, "x")
-    )
-    assert distinguished_name(issued.certificate.public_bytes(Encoding.DER)) == "CN=x,O=a\\, b,C=US"
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        (
+            [(NameOID.COUNTRY_NAME, "US"), (NameOID.ORGANIZATION_NAME, "a, b"), (NameOID.COMMON_NAME, "x")],
+            r"CN=x,O=a\, b,C=US",
+        ),
+        (
+            [(NameOID.COMMON_NAME, "alice"), (NameOID.EMAIL_ADDRESS, "alice@example.com")],
+            "1.2.840.113549.1.9.1=#1611616c696365406578616d706c652e636f6d,CN=alice",
+        ),
+        (
+            [
+                (NameOID.SERIAL_NUMBER, "42"),
+                (NameOID.TITLE, "Dr"),
+                (NameOID.USER_ID, "u"),
+                (NameOID.STREET_ADDRESS, "M 1"),
+            ],
+            "STREET=M 1,UID=u,2.5.4.12=#0c024472,2.5.4.5=#13023432",
+        ),
+        ([(NameOID.COMMON_NAME, ' a=b#c;<d>+"e"\\f ')], r"CN=\ a\=b\#c\;\<d\>\+\"e\"\\f\ "),
+        ([(NameOID.COMMON_NAME, "  two  "), (NameOID.ORGANIZATION_NAME, " ")], r"O=\ ,CN=\ \ two\ \ "),
+        ([(NameOID.LOCALITY_NAME, "Zürich 漢"), (NameOID.ORGANIZATIONAL_UNIT_NAME, "#x")], r"OU=\#x,L=Zürich 漢"),
+    ],
+    ids=["comma", "email", "types", "special characters", "spaces", "beyond ASCII"],
+)
+def test_the_distinguished_name_is_written_as_in_java(subject: list[tuple[ObjectIdentifier, str]], name: str) -> None:
+    """The names are those that `X500Principal.getName()` returns for such certificates."""
+    issued = AUTHORITY.issue(*subject)
+    assert distinguished_name(issued.certificate.public_bytes(Encoding.DER)) == name
 
 
 RULES = (
@@ -49,6 +75,8 @@ RULES = (
         ("RULE:^CN=(x)$/$1$2$10/", "CN=x", "x$2x0"),
         ("RULE:^CN=a\\/b$/c\\/d/", "CN=a/b", "c/d"),
         ("RULE:^CN=y$/y/", "CN=x", None),
+        ("RULE:(.*)/u-$1/", "CN=x", "u-CN=xu-"),
+        ("RULE:CN=(.*?)/u-$1/", "CN=x,OU=y", "u-x,OU=y"),
     ],
 )
 def test_the_first_rule_that_matches_decides(rules: str, name: str, principal: str | None) -> None:

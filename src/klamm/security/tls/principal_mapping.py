@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from cryptography.x509 import NameAttribute
 
 _RULE: Final = re.compile(r"RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?)")
 _REFERENCE: Final = re.compile(r"\\(.)|\$(\d+)")
+_SPECIAL: Final = re.compile(r'[,=+<>#;"\\]')
 
 
 class _Rule(NamedTuple):
@@ -16,11 +20,14 @@ class _Rule(NamedTuple):
     case: str
 
     def apply(self, name: str) -> str | None:
-        found = self.pattern.fullmatch(name)
-        if found is None:
+        """Replace every match, as Kafka does once the rule matches the whole name: `(.*)` also matches its end."""
+        if self.pattern.fullmatch(name) is None:
             return None
-        result = _REFERENCE.sub(lambda reference: _resolve(reference, found), self.replacement)
+        result = self.pattern.sub(self._replaced, name)
         return result.lower() if self.case == "L" else result.upper() if self.case == "U" else result
+
+    def _replaced(self, found: re.Match[str]) -> str:
+        return _REFERENCE.sub(lambda reference: _resolve(reference, found), self.replacement)
 
 
 def _resolve(reference: re.Match[str], found: re.Match[str]) -> str:
@@ -77,10 +84,46 @@ class PrincipalMapper:
 
 
 def distinguished_name(certificate_der: bytes) -> str:
-    """Return the subject of a certificate as Java writes it: RFC 2253, the last attribute first. Raises ValueError."""
+    """Return the subject of a certificate as Java writes it: RFC 2253, the last attribute first. Raises ValueError.
+
+    Brokers of Kafka in the same cluster must find the same principal, so Java's habits count: it escapes an equals
+    sign and a number sign anywhere, and the value of an attribute without a name is hexadecimal.
+    """
     from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
     try:
-        return load_der_x509_certificate(certificate_der).subject.rfc4514_string()
+        subject = load_der_x509_certificate(certificate_der).subject
     except InvalidVersion as error:  # not a ValueError
         raise ValueError(str(error)) from None
+    return ",".join("+".join(map(_written, rdn)) for rdn in reversed(subject.rdns))
+
+
+def _written(attribute: NameAttribute[str | bytes]) -> str:
+    name, value = attribute.rfc4514_attribute_name, attribute.value
+    if name[0].isdigit() or isinstance(value, bytes):
+        return f"{name}=#{_encoded_value(attribute).hex()}"
+    text = _SPECIAL.sub(r"\\\g<0>", value).replace("\0", "\\00")
+    inner = text.strip(" ")
+    first = len(text) - len(text.lstrip(" "))
+    last = len(text) - first - len(inner)
+    return name + "=" + "\\ " * first + inner + "\\ " * last
+
+
+def _encoded_value(attribute: NameAttribute[str | bytes]) -> bytes:
+    """Return the value as the certificate has it, with its type: the end of a name that has only this attribute."""
+    from cryptography.x509 import Name
+
+    der = Name([attribute]).public_bytes()
+    position = 0
+    for _ in range(3):  # the name, the set and the pair of type and value
+        position = _content(der, position)[0]
+    return der[_content(der, position)[1] :]
+
+
+def _content(der: bytes, position: int) -> tuple[int, int]:
+    """Return where the content of the element at a position begins and ends."""
+    length, start = der[position + 1], position + 2
+    if length >= 0x80:
+        size = length & 0x7F
+        length, start = int.from_bytes(der[start : start + size], "big"), start + size
+    return start, start + length
