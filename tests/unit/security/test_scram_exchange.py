@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from scramp import ScramClient, ScramException, ScramMechanism
+from scramp.utils import saslprep
 
 from klamm.security.sasl.mechanisms import SCRAM, SCRAM_SHA_256
 from klamm.security.sasl.scram_credential import ScramCredential, credential_of
@@ -54,6 +55,14 @@ MALFORMED = [
 ]
 
 
+def prepared(name: str) -> str | None:
+    """The name after SASLprep, as the library looks it up; None if it refuses the name."""
+    try:
+        return str(saslprep(name)) or None
+    except ScramException:
+        return None
+
+
 class Both:
     """One exchange on either side, with the same part of the nonce."""
 
@@ -88,8 +97,10 @@ class Both:
             library: str | None = self._library.get_server_first()
         except ScramException:
             library = None
+        if library is None and ours is not None and prepared(self.names[-1]) is None:
+            return None  # The library refuses the name only, which SASLprep forbids.
         assert ours == library, text
-        assert self.names[::2] == self.names[1::2], text
+        assert [prepared(name) for name in self.names[::2]] == self.names[1::2], text
         return ours
 
     def finish(self, text: str) -> str | None:
@@ -169,8 +180,8 @@ def test_the_header_of_the_first_message_is_bound(change: str) -> None:
     assert (answer is not None) == (change == "c=biws,")
 
 
-def test_a_long_first_message_is_refused_before_its_name_is_prepared() -> None:
-    """A name of 260,000 characters fits into a frame, and to prepare it takes a second."""
+def test_a_long_first_message_is_refused() -> None:
+    """A name of 260,000 characters fits into a frame."""
     looked_up: list[str] = []
 
     def find(name: str) -> ScramCredential | None:

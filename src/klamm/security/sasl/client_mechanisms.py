@@ -66,32 +66,24 @@ class _PlainClient:
 
 class _ScramClient:
     def __init__(self, mechanism: str, username: str, password: Secret[str]) -> None:
-        from scramp import ScramClient, ScramException  # slow to import, and most connections do not need it
+        from klamm.security.sasl.scram_client import ScramClient  # most connections do not need it
 
-        self._error = ScramException
-        self._is_last = False
-        try:
-            self._client = ScramClient([mechanism], username, password.reveal())
-        except ScramException as error:
-            raise SaslFailure(f"The user name or password cannot be used with SCRAM: {error}.") from None
+        self._client = ScramClient(mechanism, username, password)
+        self._has_proved = False
 
     def first(self) -> bytes:
-        message: str = self._client.get_client_first()
-        return message.encode()
+        return self._client.first()
 
     def step(self, challenge: bytes) -> bytes | None:
-        """The answer to the first challenge takes milliseconds: the password is hashed thousands of times."""
         try:
-            text = challenge.decode()
-            if self._is_last:
-                self._client.set_server_final(text)
-                return None
-            self._is_last = True
-            self._client.set_server_first(text)
-            answer: str = self._client.get_client_final()
-        except (self._error, UnicodeDecodeError) as error:
-            raise SaslFailure(f"The broker's SCRAM message is not acceptable: {error}.") from None
-        return answer.encode()
+            if not self._has_proved:
+                self._has_proved = True
+                return self._client.prove(challenge)
+            self._client.verify(challenge)
+        except ValueError as error:
+            reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+            raise SaslFailure(f"The broker's SCRAM message is not acceptable: {reason}.") from None
+        return None
 
 
 class _OAuthClient:

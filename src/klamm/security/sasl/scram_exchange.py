@@ -1,8 +1,8 @@
 """ScramExchange: the broker's side of one SCRAM login (RFC 5802), text in and text out.
 
 The messages are read here: the library scramp looks at every character of a nonce in Python, which costs more than all
-hashes of a login. The keys are computed and the names prepared by scramp's functions. A test compares both on damaged
-messages.
+hashes of a login. The keys are computed by scramp's functions. A test compares both on damaged messages. Names are used
+as they are, without SASLprep: a user has the name under which it was added.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hmac import compare_digest
 from secrets import token_urlsafe
 from typing import Any, Final
 
-from scramp import ScramException, ScramMechanism
-from scramp.utils import h, hmac, saslprep
+from scramp import ScramMechanism
+from scramp.utils import h, hmac
 
 from klamm.security.sasl.scram_credential import MIN_ITERATIONS, MIN_SALT_BYTES, ScramCredential
 
@@ -27,7 +27,7 @@ NONCE_BYTES: Final = 18
 MAX_FIRST_CHARS: Final = 4096
 """Maximum length of a client's first message, which is kept until the client has proved something."""
 MAX_NAME_CHARS: Final = 512
-"""Maximum length of a name in it. SASLprep takes 2 ms for that many characters."""
+"""Maximum length of a name in it."""
 _NONCE: Final = r"r=([\x21-\x2b\x2d-\x7e]+)"
 _EXTENSIONS: Final = r"((?:,[A-Za-z]=[^,\0]+)*)"
 _CLIENT_FIRST: Final = re.compile(rf"n=([^,\0]+),{_NONCE}{_EXTENSIONS}")
@@ -83,7 +83,7 @@ class ScramExchange:
         _check_extensions(extensions)
         if len(name) > MAX_NAME_CHARS:
             raise ScramMistake("the name is too long")
-        credential = self._find(prepared_name(name))
+        credential = self._find(unescaped_name(name))
         if credential is None or not MIN_ITERATIONS <= credential.iterations <= MAX_ITERATIONS:
             raise ScramMistake("the user has no credential")
         if len(credential.salt) < MIN_SALT_BYTES:
@@ -120,21 +120,13 @@ class ScramExchange:
         return f"v={_base64(hmac(self._hash, credential.server_key, signed))}"
 
 
-def prepared_name(text: str) -> str:
+def unescaped_name(text: str) -> str:
     """Return the name of a user whose commas and equals signs are escaped. Raises ScramMistake."""
-    if "=" in text:
-        if _ESCAPED_NAME.fullmatch(text) is None:
-            raise ScramMistake("an equals sign in the name is not escaped")
-        text = text.replace("=2C", ",").replace("=3D", "=")
-    if text.isascii() and text.isprintable():
-        return text  # SASLprep changes nothing.
-    try:
-        name: str = saslprep(text)
-    except ScramException:
-        raise ScramMistake("the name has a forbidden character") from None
-    if not name:
-        raise ScramMistake("the name is empty")
-    return name
+    if "=" not in text:
+        return text
+    if _ESCAPED_NAME.fullmatch(text) is None:
+        raise ScramMistake("an equals sign in the name is not escaped")
+    return text.replace("=2C", ",").replace("=3D", "=")
 
 
 def _base64(value: bytes) -> str:
