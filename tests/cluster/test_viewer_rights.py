@@ -101,7 +101,16 @@ def test_a_user_without_rights_gets_sentences(cluster: LocalCluster) -> None:
         status = eventually(lambda: status_of_answering(address), "the broker does not answer in time")
         assert (status["topics"], status["unwell_partitions"]) == (0, []), "topics that alice may not describe"
         assert status["brokers"][0]["listeners"] == []
+        assert any("The user lacks Describe on all topics" in problem for problem in status["problems"])
+        assert status["missing_rights"][0] == {
+            "operation": "Describe",
+            "resourceType": "Topic",
+            "resourceName": "*",
+        }
         assert get(address, "api/cluster/topics")["topics"] == []
+        for page, hidden in (("topics", "topics"), ("groups", "groups"), ("transactions", "transactional ids")):
+            lacks = f"The user lacks Describe on all {hidden}: {hidden} without this right are not shown."
+            assert lacks in get(address, f"api/cluster/{page}")["problems"]
         for path in ("topic?name=orders", "records?topic=orders", "group?name=billing"):
             eventually(lambda path=path: is_refused(address, path), f"no problem of {path}")  # type: ignore[misc]
         assert get(address, "api/cluster/groups")["groups"] == []

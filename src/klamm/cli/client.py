@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ClusterMetadata
 
     from klamm.client.connection_problems import Problem
+    from klamm.client.missing_rights import MissingRight
 
 T = TypeVar("T")
 
@@ -105,15 +106,18 @@ def admin_client(servers: str) -> AdminClient:
     return admin
 
 
-def no_such_topic(*names: str) -> str:
-    """Return the sentence about topics that are not in the metadata. To a user without rights they look the same."""
+def no_such_topic(*names: str, operation: str = "DESCRIBE") -> str:
+    """Return the sentence about topics that are not in the metadata. To a user without rights they look the same.
+
+    `operation` is the one that the command needs.
+    """
     listed = ", ".join(names)
     if not command_config.properties:
         return f"There is no topic {listed}."
-    return (
-        f"There is no topic {listed}, or the user may not describe it. "
-        f"`klamm acl add --topic {names[0]} --allow-principal User:NAME` gives a user the rights."
-    )
+    from klamm.cli.right_advice import on_topic, remedy
+
+    needed = list(map(on_topic(operation), names))
+    return f"There is no topic {listed}, or the user lacks {' and '.join(map(str, needed))}. {remedy(needed)}"
 
 
 def cluster_metadata(admin: Any, servers: str, topic: str | None = None) -> ClusterMetadata:
@@ -247,26 +251,38 @@ def _why_silent(servers: str) -> str:
     )
 
 
-def result(future: Future[T], what: str = "") -> T:
-    """Return the result of an admin call. A broker's error becomes `what: the error`."""
+def result(future: Future[T], what: str = "", needed: MissingRight | None = None) -> T:
+    """Return the result of an admin call. A broker's error becomes `what: the error`.
+
+    If the broker refuses it, the error names the right that was needed.
+    """
     from confluent_kafka import KafkaException
 
     try:
         return future.result(timeout=COMMAND_CHANGE.deadline_s)
     except KafkaException as error:
         text = explain(error.args[0])
+        if needed is not None:
+            from klamm.cli.right_advice import with_remedy
+
+            text = with_remedy(text, needed)
         raise Failure(f"{what}: {text}" if what else text) from None
     except TimeoutError:
         raise Failure(f"{what or 'The request'}: no answer within {COMMAND_CHANGE.deadline_s:g} s.") from None
 
 
-def results(futures: Mapping[str, Future[Any]], what: Callable[[str], str], success: str = "") -> dict[str, Any]:
+def results(
+    futures: Mapping[str, Future[Any]],
+    what: Callable[[str], str],
+    success: str = "",
+    needed: Callable[[str], MissingRight] | None = None,
+) -> dict[str, Any]:
     """Return all results by name. Prints `success` with each name, and fails with all failures."""
     done: dict[str, Any] = {}
     problems: list[str] = []
     for name, future in futures.items():
         try:
-            done[name] = result(future, what(name))
+            done[name] = result(future, what(name), None if needed is None else needed(name))
         except Failure as failure:
             problems.append(str(failure))
         else:

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,20 +22,23 @@ from klamm.cli.cluster_partitions import (
     OFFLINE,
     UNDER_MIN_ISR,
     UNDER_REPLICATED,
-    MissingBroker,
     PartitionStatus,
     ask_min_isrs,
     missing_brokers,
     notable_partitions,
 )
 from klamm.cli.cluster_problems import ZooKeeper, find_problems, zookeeper_of
+from klamm.cli.cluster_state import BrokerStatus, ClusterStatus, document
 from klamm.cli.command_config import current as command_config
 from klamm.cli.output import fail, note, say, table
-from klamm.cli.replica_problems import PROBLEM_METRIC, ReplicaProblem, problem_row, replica_problems
+from klamm.cli.replica_problems import PROBLEM_METRIC, problem_row, replica_problems
+from klamm.cli.right_advice import remedy
+from klamm.cli.status_rights import ask_missing_rights, effect, lacks
 from klamm.client.patience import QUICK_ANSWER
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
+    from klamm.client.missing_rights import MissingRight
     from klamm.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
 
 app = typer.Typer(help="Inspect a cluster as a whole.", no_args_is_help=True)
@@ -47,6 +49,7 @@ _EPOCH: Final = "klamm_server_metadatacache_controllerepoch"
 _NEEDED: Final = (_LAG, _AGE, _EPOCH, PROBLEM_METRIC)
 EXIT_OFFLINE: Final = 3
 EXIT_UNDECIDED: Final = 4
+EXIT_LIMITED: Final = 5
 SHOWN_PARTITIONS: Final = 20
 _UNREAD_METRICS: Final = (
     "No metrics of broker{}: damaged logs and replicas of another topic are not shown. "
@@ -63,60 +66,6 @@ PartitionView: TypeAlias = dict[tuple[str, int], tuple[int, int, frozenset[int]]
 class Format(StrEnum):
     TEXT = "text"
     JSON = "json"
-
-
-@dataclass(slots=True)
-class BrokerStatus:
-    """One broker. Unknown values are None.
-
-    `partitions_behind` counts partitions whose state differs from the controller's. `unacknowledged_requests` and
-    `oldest_request_ms` are the controller's requests to this broker without a response, and the age of the oldest.
-    `listeners` are its advertised addresses, such as `PLAINTEXT://localhost:9092`.
-    """
-
-    id: int
-    host: str
-    port: int
-    rack: str | None = None
-    answers: bool = False
-    controller_id: int | None = None
-    controller_epoch: int | None = None
-    partitions_behind: int | None = None
-    unacknowledged_requests: int | None = None
-    oldest_request_ms: float | None = None
-    listeners: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ClusterStatus:
-    """The whole cluster.
-
-    `controller_problem` is None if the controller claims the role. `zookeeper_answers` is None if no broker reports it.
-    `problems` are sentences about problems that no partition shows, with remedies. `unchecked` is the reason why znodes
-    were not checked, None if they were. Partitions that are only being moved are not among the unhealthy ones.
-    """
-
-    cluster_id: str | None = None
-    controller_id: int = -1
-    controller_epoch: int | None = None
-    controller_problem: str | None = None
-    zookeeper_answers: bool | None = None
-    topics: int = 0
-    partitions: int = 0
-    under_replicated_partitions: int = 0
-    under_min_isr_partitions: int = 0
-    offline_partitions: int = 0
-    brokers: list[BrokerStatus] = field(default_factory=list)
-    missing_brokers: list[MissingBroker] = field(default_factory=list)
-    unwell_partitions: list[PartitionStatus] = field(default_factory=list)
-    moving_partitions: list[PartitionStatus] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    unchecked: str | None = None
-    replica_problems: list[ReplicaProblem] = field(default_factory=list)
-
-    @property
-    def can_decide(self) -> bool:
-        return self.controller_problem is None and self.zookeeper_answers is not False
 
 
 @app.callback()
@@ -151,9 +100,12 @@ def status(
     """Show brokers, controller, unhealthy partitions, and how far each broker's metadata lags.
 
     Exit code 3: partitions are offline. 4: no elections or topic changes are possible, because the controller or
-    ZooKeeper does not answer. 1: no broker answers.
+    ZooKeeper does not answer. 5: neither is known to be the case, but the user lacks rights to see all of the cluster.
+    1: no broker answers.
 
     \b
+    RIGHTS          a right that the user lacks, and what is not shown
+                    because of it
     PROBLEM         a znode that cannot be decoded, an internal topic that
                     cannot be created, acknowledged records that all
                     replicas lost; with the remedy
@@ -179,13 +131,15 @@ def status(
         fail(unreachable(bootstrap_server))
     _refuse_unknown(metrics_of, found)
     if as_json or format_ is Format.JSON:
-        say(json.dumps(asdict(found), indent=2))
+        say(json.dumps(document(found), indent=2))
     else:
         _show(found)
     if found.offline_partitions:
         raise typer.Exit(EXIT_OFFLINE)
     if not found.can_decide:
         raise typer.Exit(EXIT_UNDECIDED)
+    if found.missing_rights:
+        raise typer.Exit(EXIT_LIMITED)
 
 
 def look(
@@ -193,8 +147,12 @@ def look(
     metrics: Mapping[int, Address],
     timeout_s: float,
     zookeeper: ZooKeeper | None = None,
+    missing_rights: Sequence[MissingRight] | None = None,
 ) -> ClusterStatus | None:
-    """Return the status of the cluster; None if no initial broker answers."""
+    """Return the status of the cluster; None if no initial broker answers.
+
+    `missing_rights` are those of an earlier call: views that are repeated do not ask for them each time.
+    """
     first = first_metadata(bootstrap, timeout_s)
     if first is None:
         return None
@@ -224,10 +182,16 @@ def look(
         broker.listeners = listed[broker.id].result() if broker.id in listed else []
     result.zookeeper_answers = None if answers is None else answers.result()
     if whom is not None:
+        if missing_rights is None:
+            knows_settings = bool(names) and len(min_isrs) == len(names)
+            missing_rights = ask_missing_rights(whom, answering[0].node_id, knows_settings, timeout_s)
+        result.missing_rights = list(missing_rights)
         unwell = [TopicPartition(each.topic, each.partition) for each in result.unwell_partitions]
         # If it does not answer the brokers, one quick attempt shows the reason.
         limit_s = min(timeout_s, QUICK_ANSWER.request_s) if result.zookeeper_answers is False else timeout_s
         result.problems, result.unchecked = find_problems(whom, answering[0].node_id, truth, unwell, limit_s, zookeeper)
+        if zookeeper is None and lacks(result.missing_rights, "DESCRIBE_CONFIGS", "CLUSTER"):
+            result.unchecked = None  # RIGHTS has the reason
     return result
 
 
@@ -365,10 +329,12 @@ def _show(found: ClusterStatus) -> None:
     say(f"Controller  {_controller(found)}")
     say(f"ZooKeeper   {_ZOOKEEPER[found.zookeeper_answers]}")
     say(
-        f"Partitions  {found.partitions} of {found.topics} topics, {found.under_replicated_partitions} "
-        f"under-replicated, {found.under_min_isr_partitions} under min ISR, {found.offline_partitions} offline, "
+        f"Partitions  {found.partitions} of {found.topics} topics{_shown(found)}, {found.under_replicated_partitions} "
+        f"under-replicated, {_under_min_isr(found)} under min ISR, {found.offline_partitions} offline, "
         f"{len(found.moving_partitions)} moving"
     )
+    for right in found.missing_rights:
+        say(f"Rights      the user lacks {right}: {effect(right)}")
     for problem in found.problems:
         say(f"Problem     {problem}")
     for broker in found.missing_brokers:
@@ -385,8 +351,22 @@ def _show(found: ClusterStatus) -> None:
         table(("BROKER", "PARTITION", "PROBLEM", "REMEDY"), map(problem_row, found.replica_problems))
     if found.unchecked is not None:
         note(found.unchecked)
-    if unread := [str(broker.id) for broker in found.brokers if broker.answers and broker.controller_epoch is None]:
+    unread = [str(broker.id) for broker in found.brokers if broker.answers and broker.controller_epoch is None]
+    if unread and not lacks(found.missing_rights, "DESCRIBE_CONFIGS", "CLUSTER"):
         note(_UNREAD_METRICS.format(f"{'s' if len(unread) > 1 else ''} {', '.join(unread)}"))
+
+    if found.missing_rights:
+        note(f"This is not the state of the whole cluster. {remedy(found.missing_rights)}")
+
+
+def _shown(found: ClusterStatus) -> str:
+    """Return which topics are counted, if they are not all."""
+    return " that the user may describe" if lacks(found.missing_rights, "DESCRIBE", "TOPIC") else ""
+
+
+def _under_min_isr(found: ClusterStatus) -> str:
+    is_unknown = lacks(found.missing_rights, "DESCRIBE_CONFIGS", "TOPIC")
+    return "an unknown number" if is_unknown else str(found.under_min_isr_partitions)
 
 
 def _controller(found: ClusterStatus) -> str:

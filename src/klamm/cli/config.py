@@ -20,9 +20,12 @@ from klamm.cli.client import (
 )
 from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table, yellow
+from klamm.cli.right_advice import on_cluster, on_topic
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConfigResource
+
+    from klamm.client.missing_rights import MissingRight
 
 app = typer.Typer(help="Show and change the configuration of topics and brokers.", no_args_is_help=True)
 
@@ -126,15 +129,21 @@ def alter_resource(
     for key in delete:
         resource.add_incremental_config(ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE))
     future = admin.incremental_alter_configs([resource])[resource]
-    result(future, f"The configuration of {kind} {name} was not changed")
+    result(future, f"The configuration of {kind} {name} was not changed", _needed(kind, name, "ALTER_CONFIGS"))
 
 
 def _entries(admin: AdminClient, kind: str, name: str) -> dict[str, Any]:
     resource = _config_resource(kind, name)
     entries: dict[str, Any] = result(
-        admin.describe_configs([resource])[resource], f"The configuration of {kind} {name}"
+        admin.describe_configs([resource])[resource],
+        f"The configuration of {kind} {name}",
+        _needed(kind, name, "DESCRIBE_CONFIGS"),
     )
     return entries
+
+
+def _needed(kind: str, name: str, operation: str) -> MissingRight:
+    return on_topic(operation)(name) if kind == "topic" else on_cluster(operation)
 
 
 def _check_keys(admin: AdminClient, kind: str, name: str, keys: Iterable[str]) -> None:

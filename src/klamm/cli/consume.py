@@ -23,7 +23,8 @@ from klamm.cli.client import (
     no_such_topic,
 )
 from klamm.cli.completion import TopicName
-from klamm.cli.output import fail, note
+from klamm.cli.output import Failure, fail, note
+from klamm.cli.right_advice import on_group, on_topic, with_remedy
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
@@ -67,6 +68,8 @@ def consume(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print the records of a topic. On SIGTERM or Ctrl-C it commits its offsets and leaves the group."""
+    from confluent_kafka import KafkaException
+
     if group == "":
         fail("--group cannot be empty.")
     consumer = _consumer(bootstrap_server, group, from_beginning, isolation)
@@ -75,7 +78,7 @@ def consume(
     try:
         _attach(consumer, bootstrap_server, topic, partition, group, from_beginning)
         write = formatter(format_)
-        for message in _messages(consumer, timeout_ms, exit_at_end):
+        for message in _messages(consumer, timeout_ms, exit_at_end, topic, group):
             sys.stdout.buffer.write(write(message))
             sys.stdout.buffer.flush()
             if group is not None:
@@ -85,6 +88,8 @@ def consume(
                 break
     except KeyboardInterrupt:
         pass
+    except KafkaException as error:
+        raise Failure(_explained(explain(error.args[0]), topic, group)) from None
     finally:
         consumer.close()
         signal.signal(signal.SIGTERM, before)
@@ -117,7 +122,7 @@ def _attach(
 
     found = cluster_metadata(consumer, servers).topics.get(topic)
     if found is None:
-        fail(no_such_topic(topic))
+        fail(no_such_topic(topic, operation="READ"))
     if partition is not None and partition not in found.partitions:
         fail(f"Topic {topic} has no partition {partition}.")
     if group is not None and partition is None:
@@ -145,7 +150,9 @@ def _start_group(consumer: Consumer, partitions: list[TopicPartition], from_begi
         consumer.store_offsets(offsets=new)
 
 
-def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> Iterator[Message]:
+def _messages(
+    consumer: Consumer, timeout_ms: int | None, exit_at_end: bool, topic: str = "", group: str | None = None
+) -> Iterator[Message]:
     """Yield records until `timeout_ms` without one or, if requested, until the end of every assigned partition."""
     from confluent_kafka import KafkaError
 
@@ -171,8 +178,17 @@ def _messages(consumer: Consumer, timeout_ms: int | None, exit_at_end: bool) -> 
             ended.add((str(message.topic()), message.partition() or 0))
             if exit_at_end and {(tp.topic, tp.partition) for tp in consumer.assignment()} <= ended:
                 return
+        elif group is None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            continue  # librdkafka looks for a coordinator; without a group, none is needed
         elif not error.retriable():
-            fail(explain(error))
+            fail(_explained(explain(error), topic, group))
+
+
+def _explained(problem: str, topic: str, group: str | None) -> str:
+    """Return a problem of the consumer. If the brokers refused it, also the right that the user lacks."""
+    is_of_group = "GROUP_AUTHORIZATION_FAILED" in problem
+    needed = on_topic("READ")(topic) if group is None or not is_of_group else on_group("READ")(group)
+    return with_remedy(problem, needed)
 
 
 def _why_waiting(consumer: Consumer, ended: set[tuple[str, int]]) -> str:

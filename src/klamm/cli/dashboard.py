@@ -17,7 +17,7 @@ from klamm.cli.output import bold, fail, note, say
 from klamm.client.patience import VIEWER_STATUS
 
 if TYPE_CHECKING:
-    from klamm.cli.cluster import ClusterStatus
+    from klamm.cli.cluster_state import ClusterStatus
     from klamm.dashboard.fault_drill import FaultDrill
     from klamm.dashboard.serve import DashboardServer
     from klamm.dashboard.web_app import Source
@@ -123,15 +123,22 @@ def live_source(
 ) -> Source:
     from klamm.cli.broker_requests import cli_client_config
     from klamm.cli.cluster import look
+    from klamm.cli.status_rights import RightsMemory, effect
     from klamm.cli.trace_reading import TraceReader
+    from klamm.clock import SystemClock
 
     addresses = [parse_address(server) for server in servers.split(",")]
     reader = ActivityReader(addresses, VIEWER_STATUS.request_s)
 
+    memory = RightsMemory(SystemClock())
+
     def status() -> dict[str, Any] | None:
-        found, activities = look(addresses, {}, VIEWER_STATUS.request_s), reader.read()
+        found = look(addresses, {}, VIEWER_STATUS.request_s, missing_rights=memory.missing)
+        activities = reader.read()
         if found is None:
             return None
+        memory.keep(found.missing_rights)
+        found.problems += [f"The user lacks {right}: {effect(right)}." for right in found.missing_rights]
         shown = {each.broker_id: asdict(each) for each in activities or ()}
         return {**bounded(found), "activity": shown, "requests": [asdict(each) for each in reader.requests]}
 
@@ -149,6 +156,8 @@ def live_source(
 
 def bounded(found: ClusterStatus) -> dict[str, Any]:
     """Return the status with at most 500 partitions of each kind, and their numbers: a page cannot show thousands."""
+    from klamm.cli.cluster_state import document
+
     counts = {"unwell_count": len(found.unwell_partitions), "moving_count": len(found.moving_partitions)}
     cut = replace(
         found,
@@ -157,7 +166,7 @@ def bounded(found: ClusterStatus) -> dict[str, Any]:
         replica_problems=found.replica_problems[:_MAX_ROWS],
         missing_brokers=found.missing_brokers[:_MAX_ROWS],
     )
-    return {**asdict(cut), **counts}
+    return {**document(cut), **counts}
 
 
 def _pipelines(directory: Path | None) -> Callable[[], list[dict[str, Any]]]:

@@ -13,12 +13,15 @@ from klamm.cli.client import (
     BootstrapServer,
     admin_client,
     cluster_metadata,
+    explain,
     no_such_topic,
     result,
     results,
 )
 from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table
+from klamm.cli.right_advice import on_group, on_topic, with_remedy
+from klamm.cli.rights import Listing, note_limits
 from klamm.client.reset_rules import Bounds, ResetTarget, new_offsets
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ def list_(as_json: AsJson = False, bootstrap_server: BootstrapServer = DEFAULT_B
         [(group.group_id, _state(group)) for group in sorted(listing.valid, key=lambda g: g.group_id)],
         as_json=as_json,
     )
+    note_limits(bootstrap_server, Listing.GROUPS)
     if listing.errors:
         fail(f"Not every broker answered: {listing.errors[0]}.")
 
@@ -71,8 +75,11 @@ def describe(
         note("There is no consumer group.")
         if as_json:
             say("[]")
+    groups = _described(admin, wanted) if wanted else {}
+    if not names:
+        note_limits(bootstrap_server, Listing.GROUPS)
+    if not groups:
         return
-    groups = results(admin.describe_consumer_groups(wanted), lambda name: f"Group {name}")
     if state:
         head = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
         table(head, [_state_row(name, group) for name, group in groups.items()], as_json=as_json)
@@ -86,6 +93,10 @@ def describe(
             say()
     if as_json:
         table(COLUMNS, shown, as_json=True)
+
+
+def _described(admin: AdminClient, names: list[str]) -> dict[str, Any]:
+    return results(admin.describe_consumer_groups(names), "Group {}".format, needed=on_group("DESCRIBE"))
 
 
 def _state_row(name: str, group: Any) -> tuple[object, ...]:
@@ -130,7 +141,8 @@ def _committed(admin: AdminClient, group: str) -> Offsets:
     from confluent_kafka import ConsumerGroupTopicPartitions
 
     future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-    found = result(future, f"The offsets of group {group}").topic_partitions or []
+    needed = on_group("DESCRIBE")(group)
+    found = result(future, f"The offsets of group {group}", needed).topic_partitions or []
     return {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
 
 
@@ -230,7 +242,7 @@ def _number(text: str) -> int:
 
 
 def _check_resettable(admin: AdminClient, name: str, committed: Offsets, execute: bool) -> None:
-    group = result(admin.describe_consumer_groups([name])[name], f"Group {name}")
+    group = _described(admin, [name])[name]
     if _state(group) == "Dead" and not committed:
         fail(f"There is no consumer group {name}.")
     if execute and group.members:
@@ -281,8 +293,10 @@ def _commit(admin: AdminClient, group: str, offsets: Offsets) -> None:
         fail(f"Group {group} has nothing to reset.")
     future = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, goals)])[group]
     what = f"The offsets of group {group} were not changed"
-    if problems := [tp for tp in result(future, what).topic_partitions if tp.error is not None]:
-        fail(f"{what}: {problems[0].topic}-{problems[0].partition}: {problems[0].error.str()}.")
+    done = result(future, what, on_group("READ")(group)).topic_partitions
+    if problem := next((tp for tp in done if tp.error is not None), None):
+        why = with_remedy(explain(problem.error), on_topic("READ")(problem.topic))
+        fail(f"{what}: {problem.topic}-{problem.partition}: {why}")
 
 
 @app.command()
@@ -292,4 +306,5 @@ def delete(
 ) -> None:
     """Delete consumer groups that have no members, with their offsets."""
     admin = admin_client(bootstrap_server)
-    results(admin.delete_consumer_groups(names), lambda name: f"Group {name} was not deleted", "Deleted group {}.")
+    done = admin.delete_consumer_groups(names)
+    results(done, "Group {} was not deleted".format, "Deleted group {}.", on_group("DELETE"))

@@ -163,7 +163,7 @@ def produce(
     latencies = Latencies()
     report = Report("produce", topic, latencies={"latency": latencies})
     producer = _producer(bootstrap_server, acks, compression_type=compression.value, linger_ms=linger_ms)
-    _require_topic(producer, bootstrap_server, topic)
+    _require_topic(producer, bootstrap_server, topic, "WRITE")
     payload = os.urandom(_PAYLOAD_BYTES + size)
     sending = _Sending(producer, topic, report, latencies)
     bounds = _Bounds(records, seconds)
@@ -347,11 +347,11 @@ def _consumer(servers: str) -> Consumer:
     )
 
 
-def _require_topic(client: Any, servers: str, topic: str) -> int:
+def _require_topic(client: Any, servers: str, topic: str, operation: str) -> int:
     """Return the number of partitions. A misspelled name must not create a topic."""
     found = cluster_metadata(client, servers).topics.get(topic)
     if found is None:
-        fail(f"{no_such_topic(topic)} Create it with `klamm topic create {topic}`.")
+        fail(f"{no_such_topic(topic, operation=operation)} Create it with `klamm topic create {topic}`.")
     return len(found.partitions)
 
 
@@ -359,7 +359,7 @@ def _assign(consumer: Consumer, servers: str, topic: str, *, at_end: bool) -> in
     """Assign all partitions; at their end, the position is known before this returns."""
     from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
-    count = _require_topic(consumer, servers, topic)
+    count = _require_topic(consumer, servers, topic, "READ")
     partitions = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(count)]
     if at_end:
         for partition in partitions:

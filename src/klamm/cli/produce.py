@@ -28,10 +28,15 @@ from klamm.cli.client import (
 from klamm.cli.completion import TopicName
 from klamm.cli.output import Failure, fail, note
 from klamm.cli.progress_line import ProgressLine
+from klamm.cli.right_advice import on_cluster, on_topic, with_remedy
+from klamm.cli.rights import ask_any_broker
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
     from confluent_kafka.admin import TopicMetadata
+
+    from klamm.client.blocking_connection import BlockingConnection
+    from klamm.client.missing_rights import MissingRight
 
 _RETRY_S: Final = 0.05
 _FLUSH_S: Final = 1.0
@@ -80,7 +85,7 @@ def produce(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Send each line of standard input as one record."""
-    from confluent_kafka import Producer
+    from confluent_kafka import KafkaException, Producer
 
     from klamm.replica.topic_names import is_valid_topic_name
 
@@ -99,8 +104,12 @@ def produce(
             message_max_bytes=max_message_bytes,
         )
     )
-    _check_topic(producer, bootstrap_server, topic, partition)
     target = _Target(bootstrap_server, topic, partition, needs_controller=acks is Acks.ALL)
+    try:
+        _check_topic(producer, bootstrap_server, topic, partition)
+    except (Failure, KafkaException) as error:  # librdkafka may report a refused producer here already
+        problem = str(error) if isinstance(error, Failure) else explain(error.args[0])
+        raise Failure(target.explained(problem)) from None
     size_bytes = _file_size(sys.stdin.buffer)
     line = ProgressLine(enabled=size_bytes > 0)
     sender = _Sender(producer, target, headers, max_message_bytes, line)
@@ -134,10 +143,13 @@ def _check_topic(producer: Producer, servers: str, topic: str, partition: int | 
     while not found.partitions and (partition is not None or _is_awaited(found)) and time.monotonic() < deadline:
         time.sleep(_RETRY_S)
         found = cluster_metadata(producer, servers, topic).topics[topic]
+    if found.error is not None and found.error.name() == "TOPIC_AUTHORIZATION_FAILED":
+        fail(with_remedy(f"Topic {topic} cannot be written to: {explain(found.error)}", on_topic("WRITE")(topic)))
     if not found.partitions and _is_awaited(found):
         fail(f"Topic {topic} cannot be written to: {_why_not_there(servers, topic)}")
     if partition is not None and partition not in found.partitions:
-        fail(f"Topic {topic} has no partition {partition}." if found.partitions else no_such_topic(topic))
+        missing = no_such_topic(topic, operation="WRITE")
+        fail(f"Topic {topic} has no partition {partition}." if found.partitions else missing)
 
 
 def _is_awaited(found: TopicMetadata) -> bool:
@@ -214,7 +226,8 @@ class _Sender:
             return False
         except KafkaException as error:
             if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
-                raise Failure(f"Line {number} was not sent: {explain(error.args[0])}") from None
+                why = self._target.explained(explain(error.args[0]))
+                raise Failure(f"Line {number} was not sent: {why}") from None
             size = len(key or b"") + len(value or b"")
             raise Failure(
                 f"Line {number} has {size} bytes; the limit is {self._limit}, which includes the overhead of a record. "
@@ -239,11 +252,15 @@ class _Sender:
             self._report_silence()
 
     def _call(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call librdkafka. After a fatal error of the producer, confluent-kafka raises SystemError."""
+        """Call librdkafka. After a fatal error of the producer, confluent-kafka raises that or SystemError."""
+        from confluent_kafka import KafkaException
+
         try:
             return action(*arguments, **options)
-        except SystemError as error:
-            why = _fatal_reason(error)
+        except (SystemError, KafkaException) as error:
+            if isinstance(error, KafkaException) and not error.args[0].fatal():
+                raise
+            why = self._target.explained(_fatal_reason(error))
             raise Failure(
                 f"The producer failed and cannot continue: {why} {self._counted('went to')} "
                 "Records without confirmation may be missing."
@@ -265,7 +282,7 @@ class _Sender:
         if error is None:
             self._delivered += 1
         elif self._problem is None:
-            self._problem = explain(error)
+            self._problem = self._target.explained(explain(error))
 
     def _check(self) -> None:
         if self._problem is not None:
@@ -283,6 +300,27 @@ class _Target:
         self.partition = partition
         self._servers = servers
         self._needs_controller = needs_controller
+
+    def explained(self, problem: str) -> str:
+        """Return a problem of the producer. If the brokers refused it, also the right that the user lacks.
+
+        An idempotent producer may write if it has Write on any topic, or IdempotentWrite on the cluster (KIP-679). If
+        it has neither, brokers name the cluster, although it is the topic to which the user needs access.
+        """
+        if "_AUTHORIZATION_FAILED" not in problem or "klamm acl add" in problem:
+            return problem
+        from klamm.client.missing_rights import missing_on_topic
+        from klamm.security.acl.bindings import AclOperation
+
+        def question(connection: BlockingConnection) -> list[MissingRight]:
+            missing = missing_on_topic(connection, self.topic, AclOperation.WRITE)
+            return [] if missing is None else [missing]
+
+        is_of_cluster = "CLUSTER_AUTHORIZATION_FAILED" in problem
+        missing = ask_any_broker(self._servers, question)
+        if not missing and not is_of_cluster:
+            return problem
+        return with_remedy(problem, *(missing or [on_cluster("IDEMPOTENT_WRITE")]))
 
     def why_waiting(self) -> str:
         """Return the reason that the cluster shows: no broker, no controller or no leader."""
@@ -306,8 +344,8 @@ class _Target:
         return "the brokers have not answered yet."
 
 
-def _fatal_reason(error: SystemError) -> str:
+def _fatal_reason(error: Exception) -> str:
     from confluent_kafka import KafkaException
 
-    cause = error.__cause__
+    cause = error if isinstance(error, KafkaException) else error.__cause__
     return explain(cause.args[0]) if isinstance(cause, KafkaException) else f"{error}."

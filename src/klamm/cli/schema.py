@@ -85,7 +85,7 @@ def sample_values(servers: str, topic: str, sample: int) -> list[bytes | None]:
     try:
         found = cluster_metadata(consumer, servers).topics.get(topic)
         if found is None:
-            fail(no_such_topic(topic))
+            fail(no_such_topic(topic, operation="READ"))
         share = max(1, -(-sample // len(found.partitions)))
         begin, left = [], set()
         for number in sorted(found.partitions):

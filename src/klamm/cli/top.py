@@ -16,9 +16,10 @@ from klamm.cli.activity import ActivityReader, BrokerActivity
 from klamm.cli.broker_resources import BrokerResources
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, unreachable
 from klamm.cli.output import fail, say, table
+from klamm.cli.status_rights import effect
 
 if TYPE_CHECKING:
-    from klamm.cli.cluster import ClusterStatus
+    from klamm.cli.cluster_state import ClusterStatus
 
 _COLUMNS: Final = (
     *("BROKER", "ROLE", "IN/S", "OUT/S", "RECORDS/S", "REQUESTS/S", "LEADERS", "UNDER-REPLICATED"),
@@ -49,17 +50,20 @@ def top(
     several tables. Output that is not a terminal is not cleared between readings.
     """
     from klamm.cli.cluster import look
+    from klamm.cli.cluster_state import document
 
     addresses = [parse_address(server) for server in bootstrap_server.split(",")]
     reader = ActivityReader(addresses, timeout)
     shown = 0
+    missing = None
     try:
         while count is None or shown < count:
-            activities, status = reader.read(), look(addresses, {}, timeout)
+            activities, status = reader.read(), look(addresses, {}, timeout, missing_rights=missing)
             if activities is None or status is None:
                 fail(unreachable(bootstrap_server))
+            missing = status.missing_rights
             if json_:
-                say(json.dumps({"status": asdict(status), "activity": [asdict(each) for each in activities]}))
+                say(json.dumps({"status": document(status), "activity": [asdict(each) for each in activities]}))
             else:
                 _show(activities, status)
             shown += 1
@@ -76,6 +80,8 @@ def _show(activities: Sequence[BrokerActivity], status: ClusterStatus) -> None:
     epoch = "" if status.controller_epoch is None else f", epoch {status.controller_epoch}"
     unhealthy = f"{status.offline_partitions} offline, {status.under_replicated_partitions} under-replicated"
     say(f"{time.strftime('%H:%M:%S')}  controller {controller}{epoch}; {status.partitions} partitions: {unhealthy}")
+    for right in status.missing_rights:
+        say(f"The user lacks {right}: {effect(right)}.")
     known = {broker.id: broker for broker in status.brokers}
     rows: list[list[object]] = []
     for each in activities:

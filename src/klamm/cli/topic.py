@@ -20,6 +20,8 @@ from klamm.cli.client import (
 )
 from klamm.cli.completion import TopicName, topic_names
 from klamm.cli.output import Failure, fail, say, table
+from klamm.cli.right_advice import on_topic
+from klamm.cli.rights import Listing, note_limits
 from klamm.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ def create(
     settings = parse_pairs(config, "--config")
     new = [NewTopic(name, partitions or -1, replication_factor or -1, config=settings) for name in names]
     if new:
-        results(admin.create_topics(new), lambda name: f"Topic {name} was not created", "Created topic {}.")
+        what = "Topic {} was not created".format
+        results(admin.create_topics(new), what, "Created topic {}.", on_topic("CREATE"))
 
 
 @app.command("list")
@@ -70,15 +73,16 @@ def list_(
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Print the names of all topics."""
+    """Print the names of all topics that the user may describe."""
     admin = admin_client(bootstrap_server)
     known = sorted(cluster_metadata(admin, bootstrap_server).topics)
     names = [name for name in known if internal or not name.startswith("__")]
     if as_json:
         say(json.dumps(names, indent=2))
-        return
-    for name in names:
-        say(name)
+    else:
+        for name in names:
+            say(name)
+    note_limits(bootstrap_server, Listing.TOPICS)
 
 
 @app.command()
@@ -108,6 +112,8 @@ def describe(
         return
     for name, topic in described.items():
         _show(name, topic, configs[name], adding)
+    if not names:
+        note_limits(bootstrap_server, Listing.TOPICS)
 
 
 def _as_json(name: str, topic: Any, overrides: dict[str, str], adding: Adding | None) -> dict[str, Any]:
@@ -129,7 +135,8 @@ def _as_json(name: str, topic: Any, overrides: dict[str, str], adding: Adding | 
 def _descriptions(admin: AdminClient, names: list[str]) -> dict[str, Any]:
     from confluent_kafka import TopicCollection
 
-    return results(admin.describe_topics(TopicCollection(names)), lambda name: f"Topic {name}")
+    described = admin.describe_topics(TopicCollection(names))
+    return results(described, "Topic {}".format, needed=on_topic("DESCRIBE"))
 
 
 def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]]:
@@ -138,7 +145,8 @@ def _overrides(admin: AdminClient, names: list[str]) -> dict[str, dict[str, str]
 
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     futures = {resource.name: future for resource, future in admin.describe_configs(resources).items()}
-    described = results(futures, lambda name: f"The configuration of topic {name}")
+    needed = on_topic("DESCRIBE_CONFIGS")
+    described = results(futures, "The configuration of topic {}".format, needed=needed)
     own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
     return {
         name: {entry.name: entry.value for entry in entries.values() if entry.source == own}
@@ -215,9 +223,8 @@ def alter(
         fail("Nothing to alter: pass --partitions, --config or --delete-config.")
     admin = admin_client(bootstrap_server)
     if partitions:
-        results(
-            admin.create_partitions([NewPartitions(name, partitions)]), lambda topic: f"Topic {topic} was not altered"
-        )
+        done = admin.create_partitions([NewPartitions(name, partitions)])
+        results(done, "Topic {} was not altered".format, needed=on_topic("ALTER"))
         say(f"Topic {name} has {partitions} partitions.")
     if config or delete_config:
         alter_resource(admin, "topic", name, parse_pairs(config, "--config"), delete_config)
@@ -238,4 +245,5 @@ def delete(
         existing = cluster_metadata(admin, bootstrap_server).topics
         names = [name for name in names if name in existing]
     if names:
-        results(admin.delete_topics(names), lambda name: f"Topic {name} was not deleted", "Deleted topic {}.")
+        what = "Topic {} was not deleted".format
+        results(admin.delete_topics(names), what, "Deleted topic {}.", on_topic("DELETE"))

@@ -13,6 +13,7 @@ from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
 from klamm.cli.completion import topic_names
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.progress_line import ProgressLine
+from klamm.cli.rights import Listing, note_limits
 
 if TYPE_CHECKING:
     from klamm.client.cluster_transactions import Description, OpenTransaction, Transactions
@@ -45,11 +46,12 @@ def list_(
     found = _transactions(bootstrap_server, timeout).listings(state, (), -1 if longer_than is None else longer_than)
     if as_json:
         say(json.dumps([asdict(listing) for listing in found], indent=1))
-        return
-    table(
-        ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "STATE"),
-        [(each.transactional_id, each.coordinator, each.producer_id, each.state) for each in found],
-    )
+    else:
+        table(
+            ("TRANSACTIONAL-ID", "COORDINATOR", "PRODUCER-ID", "STATE"),
+            [(each.transactional_id, each.coordinator, each.producer_id, each.state) for each in found],
+        )
+    note_limits(bootstrap_server, Listing.TRANSACTIONS)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from klamm.client.client_errors import (
 )
 from klamm.client.cluster_metadata import metadata_request
 from klamm.client.connection_pool import ClientConfig
+from klamm.client.missing_rights import MissingRight, hidden_transactions, transactions_probe
 from klamm.client.patience import TRANSACTION_QUESTION, Deadline, Patience
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
@@ -261,7 +262,7 @@ class Transactions:
         A transaction that ends after its partition and before its coordinator was asked looks the same, and so does one
         that is open only in a replica that lags. So the leaders are asked again.
         """
-        if not candidates or not self._all_coordinated():
+        if not candidates or not self._all_coordinated() or not self._sees_all():
             return []
         listed = self.listings(producer_ids=sorted({each.producer_id for each in candidates}))
         ids = {listing.producer_id: listing.transactional_id for listing in listed}
@@ -286,6 +287,18 @@ class Transactions:
                 ClientError(f"{tp} has no leader: nobody knows whether its coordinator will end a transaction.")
             )
         return not lost
+
+    def _sees_all(self) -> bool:
+        """Whether no transactional id is hidden. Transactions of hidden ones would look as if they hang."""
+        missing = self.missing_rights()
+        if missing:
+            unknown = "Whether a coordinator will end a transaction is not known"
+            self._report(ClientError(f"{unknown}: the user lacks {missing[0]}."))
+        return not missing
+
+    def missing_rights(self) -> list[MissingRight]:
+        """Return the right without which transactional ids are left out of listings."""
+        return hidden_transactions(self._ask_any(transactions_probe(), DescribeTransactionsResponse))
 
     def _open_now(self, tp: TopicPartition) -> set[tuple[int, int]] | None:
         """Return what is open in the leader's log; None if it cannot be asked."""
@@ -343,11 +356,13 @@ class Transactions:
         return view
 
     def _view(self, topics: Iterable[str] | None) -> MetadataResponse:
-        """Return the metadata of the first broker that answers."""
-        request = metadata_request(topics)
+        return self._ask_any(metadata_request(topics), MetadataResponse, _METADATA)
+
+    def _ask_any(self, request: Message, answer: type[R], limit: int | None = None) -> R:
+        """Ask the first broker that answers."""
         for address in self._in_order(self._config.bootstrap):
             try:
-                return self._ask(address, request, MetadataResponse, _METADATA)
+                return self._ask(address, request, answer, limit)
             except OSError:
                 continue
         tried = ", ".join(f"{host}:{port}" for host, port in self._config.bootstrap)

@@ -12,6 +12,7 @@ from klamm.client.cluster_client import ClusterClient
 from klamm.client.cluster_transactions import OPEN_STATES, OpenTransaction, Transactions
 from klamm.client.connection_pool import ClientConfig
 from klamm.client.group_reader import GroupReader, owners
+from klamm.client.missing_rights import missing_for_groups, missing_for_topics, sentences
 from klamm.client.patience import VIEWER_TRANSACTIONS
 from klamm.client.reset_rules import Bounds, ResetTarget, new_offsets
 from klamm.client.topic_details import (
@@ -34,6 +35,7 @@ def topics_page(client: ClusterClient, text: str, with_internal: bool) -> dict[s
     """Return the topics whose name contains the text, those that need attention first."""
     views = [each for each in topic_views(client) if text in each.name and (with_internal or not each.is_internal)]
     sizes, problems = replica_sizes(client)
+    problems += sentences(client.retry("rights", lambda: missing_for_topics(client.any_broker())))
     rows = [_topic_row(each, sizes) for each in views]
     rows.sort(key=lambda row: (not row["offline"], not row["under_replicated"], row["is_internal"], row["name"]))
     return {"topics": rows[:MAX_ROWS], "count": len(rows), "problems": problems}
@@ -115,6 +117,7 @@ def topic_groups(client: ClusterClient, name: str) -> dict[str, Any]:
     """Return the groups that have offsets of a topic, with their lag."""
     reader = GroupReader(client)
     listed, problems = reader.groups()
+    problems += sentences(client.retry("rights", lambda: missing_for_groups(client.any_broker())))
     bounds, more = log_bounds(client, [topic_view(client, name)])
     rows = []
     for group in listed[:MAX_GROUPS_OF_TOPIC]:
@@ -147,6 +150,7 @@ def groups_page(client: ClusterClient, text: str) -> dict[str, Any]:
     """Return the groups whose name contains the text, with state, members and lag."""
     reader = GroupReader(client)
     listed, problems = reader.groups()
+    problems += sentences(client.retry("rights", lambda: missing_for_groups(client.any_broker())))
     chosen = [group for group in listed if text in group.group_id]
     rows = []
     offsets: dict[str, dict[TopicPartition, int]] = {}
@@ -277,6 +281,7 @@ class TransactionPages:
         problems: list[str] = []
         reader = self._reader(problems)
         listed = reader.listings()
+        problems += sentences(reader.missing_rights())
         listed.sort(key=lambda each: (each.state not in OPEN_STATES, each.transactional_id))
         rows: list[dict[str, Any]] = []
         for each in listed[:MAX_ROWS]:

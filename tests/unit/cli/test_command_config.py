@@ -139,8 +139,8 @@ def test_a_missing_topic_may_be_a_missing_right(tmp_path: Path) -> None:
         sentence = no_such_topic("orders")
     finally:
         current.forget()
-    assert sentence.startswith("There is no topic orders, or the user may not describe it. ")
-    assert "klamm acl add --topic orders" in sentence
+    assert sentence.startswith("There is no topic orders, or the user lacks Describe on topic orders. ")
+    assert "`klamm acl add --allow-principal User:NAME --operation Describe --topic orders`" in sentence
 
 
 def test_a_file_that_others_may_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

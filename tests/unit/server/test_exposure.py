@@ -124,6 +124,13 @@ def test_a_remote_embedded_zookeeper_has_a_secret_and_rules(tmp_path: Path, capl
     assert not caplog.records
 
 
+@pytest.mark.parametrize("set_acl", ["true", "false"])
+def test_the_embedded_zookeeper_guards_znodes_if_brokers_set_rules(set_acl: str) -> None:
+    config = KafkaConfig({"broker.id": "1", "klamm.zookeeper.digest": "klamm:s3cret", "zookeeper.set.acl": set_acl})
+    options = zookeeper_security.embedded_server(config)
+    assert not options.gate.is_open and options.guards_znodes is (set_acl == "true")
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ("localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1")))
     assert not any(map(is_loopback, ("", "0.0.0.0", "::", "192.0.2.1", "localhost.example", "::ffff:192.0.2.1")))

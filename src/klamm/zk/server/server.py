@@ -110,8 +110,7 @@ class EmbeddedZooKeeper:
         self._awaiting_disk: dict[int, Connection] = {}
         self._has_ended = False
         self._guard: ZnodeGuard | None = None
-        self._server: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._is_listening = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -128,16 +127,17 @@ class EmbeddedZooKeeper:
         try:
             self._begin_sessions()
             await self._begin_guard()
-            server = self._server = await self._loop.create_server(
+            self._server = await self._loop.create_server(
                 self._accept, self.host, self.port, backlog=512, ssl=self._tls
             )
         except BaseException:
             await self._committer.close()
             self._data_dir.close()
             raise
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = self._server.sockets[0].getsockname()[1]
         self._tick_due_ms = self._monotonic_ms() + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
+        self._is_listening = True
         self._compaction.start_after_recovery()
         return self
 
@@ -182,7 +182,7 @@ class EmbeddedZooKeeper:
 
     def _end(self) -> None:
         self._has_ended = True
-        if self._server is not None and self._timer is not None:
+        if self._is_listening:
             self._timer.cancel()
             self._server.close()
 

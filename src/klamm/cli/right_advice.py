@@ -1,0 +1,57 @@
+"""Sentences about rights that the user of a command lacks, with the command that grants them and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from klamm.cli.command_config import current as command_config
+from klamm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from klamm.client.missing_rights import MissingRight
+
+_UNKNOWN: Final = "User:NAME"
+_REFUSED: Final = "_AUTHORIZATION_FAILED"
+
+
+def on_topic(operation: str) -> Callable[[str], MissingRight]:
+    """Return a function from the name of a topic to the right that the operation on it needs."""
+    return lambda name: _right(operation, "TOPIC", name)
+
+
+def on_group(operation: str) -> Callable[[str], MissingRight]:
+    return lambda name: _right(operation, "GROUP", name)
+
+
+def on_cluster(operation: str) -> MissingRight:
+    return _right(operation, "CLUSTER", "kafka-cluster")
+
+
+def _right(operation: str, kind: str, name: str) -> MissingRight:
+    from klamm.client.missing_rights import MissingRight
+    from klamm.security.acl.bindings import AclOperation, ResourceType
+
+    return MissingRight(AclOperation[operation], ResourceType[kind], name)
+
+
+def principal() -> str:
+    """Return the principal of this command; User:NAME if only the brokers know it."""
+    try:
+        sasl = command_config.security.sasl
+    except ConfigError:  # a command that connects reports it
+        return _UNKNOWN
+    return f"User:{sasl.username}" if sasl is not None and sasl.username else _UNKNOWN
+
+
+def remedy(missing: Sequence[MissingRight]) -> str:
+    """Return a sentence with the commands by which an administrator grants the rights."""
+    from klamm.client.missing_rights import grants
+
+    commands = " and ".join(f"`{each}`" for each in grants(missing, principal()))
+    return f"An administrator grants {'it' if len(missing) == 1 else 'them'} with {commands}."
+
+
+def with_remedy(problem: str, needed: MissingRight) -> str:
+    """Return the sentence about a failed request. If the brokers refused it, also the right that the user lacks."""
+    return f"{problem} The user lacks {needed}. {remedy([needed])}" if _REFUSED in problem else problem
