@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from klamm.client.missing_rights import MissingRight
 
 _UNKNOWN: Final = "User:NAME"
+_EVERYBODY: Final = "*"
 _REFUSED: Final = "_AUTHORIZATION_FAILED"
 
 
@@ -36,12 +37,13 @@ def _right(operation: str, kind: str, name: str) -> MissingRight:
 
 
 def principal() -> str:
-    """Return the principal of this command; User:NAME if only the brokers know it."""
+    """Return the principal of this command; User:NAME if only the brokers know it, or if an entry for it means all."""
     try:
         sasl = command_config.security.sasl
     except ConfigError:  # a command that connects reports it
         return _UNKNOWN
-    return f"User:{sasl.username}" if sasl is not None and sasl.username else _UNKNOWN
+    is_known = sasl is not None and sasl.username not in ("", _EVERYBODY)
+    return f"User:{sasl.username}" if sasl is not None and is_known else _UNKNOWN
 
 
 def remedy(missing: Sequence[MissingRight]) -> str:

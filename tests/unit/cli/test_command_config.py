@@ -143,6 +143,20 @@ def test_a_missing_topic_may_be_a_missing_right(tmp_path: Path) -> None:
     assert "`klamm acl add --allow-principal User:NAME --operation Describe --topic orders`" in sentence
 
 
+def test_advice_for_a_user_whose_name_means_everybody(tmp_path: Path) -> None:
+    """Nobody is advised to grant a right to all users."""
+    path = tmp_path / "client.properties"
+    for name, principal in (("*", "User:NAME"), ("o'b", "'User:o'\"'\"'b'")):
+        lines = ("security.protocol=SASL_PLAINTEXT", "sasl.mechanism=PLAIN", f"sasl.username={name}", "sasl.password=x")
+        path.write_text("\n".join(lines))
+        path.chmod(0o600)
+        current.use(path)
+        try:
+            assert f"--allow-principal {principal} --operation Describe" in no_such_topic("orders")
+        finally:
+            current.forget()
+
+
 def test_a_file_that_others_may_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "client.properties"
     path.write_text("sasl.password=s3cret\n")
