@@ -114,9 +114,8 @@ class Script:
         return self.errors.pop(0) if self.errors else ErrorCode.NONE
 
     def _described(self, transactional_id: str) -> Described:
-        error = self._error()
-        if transactional_id != "tx" or not self.is_known:
-            error = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        is_there = transactional_id == "tx" and self.is_known
+        error = self._error() if is_there else ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
         return Described(
             error_code=error,
             transactional_id=transactional_id,
