@@ -4,7 +4,9 @@ v0-5: throttling before the wait v1 (KIP-219); PRODUCER_FENCED (90) v2, before i
 v3; from v4 on (KIP-890) brokers send it, with several transactions in one request, to verify that a partition belongs
 to a transaction (TRANSACTION_ABORTABLE, 120, if not) or to add it; v5 is the same. If one partition of a transaction
 does not exist (UNKNOWN_TOPIC_OR_PARTITION, 3), none is added, and the others are OPERATION_NOT_ATTEMPTED (55). Topics
-that only brokers write are TOPIC_AUTHORIZATION_FAILED (29) for every client: AddOffsetsToTxn adds those of offsets.
+that only brokers write are TOPIC_AUTHORIZATION_FAILED (29) for every client: AddOffsetsToTxn adds those of offsets. A
+client's request waits for the end of the previous transaction, for a short time (decision 0045), before it is
+CONCURRENT_TRANSACTIONS (51).
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 v0-5: flexible v2; id and epoch of a producer that recovers from an error v3 (KIP-360); PRODUCER_FENCED (90) v4, before
 it INVALID_PRODUCER_EPOCH (47); v5 (KIP-890) is the same. Without a transactional id each call gives a new id with epoch
-0. With one, the coordinator bumps the epoch, which fences all other producers with this transactional id; an open
-transaction is aborted first, and the client gets CONCURRENT_TRANSACTIONS (51) and retries. The transaction timeout must
-be from 1 to `transaction.max.timeout.ms`, else INVALID_TRANSACTION_TIMEOUT (50). An empty transactional id, and an id
-without an epoch or an epoch without an id, are INVALID_REQUEST (42). A controller that takes longer than a second to
-provide ids is COORDINATOR_LOAD_IN_PROGRESS (14): the client retries.
+0. With one, the coordinator bumps the epoch, which fences all other producers with this transactional id. An open
+transaction is aborted first: the request waits for its end, for a short time (decision 0045), and then the client gets
+CONCURRENT_TRANSACTIONS (51) and retries. The transaction timeout must be from 1 to `transaction.max.timeout.ms`, else
+INVALID_TRANSACTION_TIMEOUT (50). An empty transactional id, and an id without an epoch or an epoch without an id, are
+INVALID_REQUEST (42). A controller that takes longer than a second to provide ids is COORDINATOR_LOAD_IN_PROGRESS (14):
+the client retries.
 """
 
 from __future__ import annotations

@@ -335,7 +335,8 @@ class ProducerKeys:
     add_partitions_to_txn_retry_backoff_max_ms = int32(
         "add.partitions.to.txn.retry.backoff.max.ms",
         100,
-        "How long a leader asks again before it answers CONCURRENT_TRANSACTIONS.",
+        "How long a leader or a coordinator waits for the end of the previous transaction. After that the answer is "
+        "CONCURRENT_TRANSACTIONS.",
         importance=LOW,
         check=at_least(0),
     )

@@ -25,6 +25,7 @@ from klamm.coordinator.transaction.transaction_state_manager import (
     TransactionPartition,
     TransactionStateManager,
 )
+from klamm.coordinator.transaction.transaction_waits import TransactionWaits
 from klamm.errors import ErrorCode
 
 _log = logging.getLogger("klamm.coordinator.transaction")
@@ -33,7 +34,7 @@ APPEND_RETRY_MS: Final = 100
 
 
 class TransactionCompletions:
-    """`wake` is called with a broker that has markers to receive."""
+    """`wake` is called with a broker that has markers to receive. `max_wait_ms`: see `waits`."""
 
     def __init__(
         self,
@@ -42,10 +43,12 @@ class TransactionCompletions:
         clock: Clock,
         locate: Locate,
         wake: Callable[[int], None],
+        max_wait_ms: int,
     ) -> None:
         self._manager = manager
         self._scheduler = scheduler
         self._clock = clock
+        self.waits = TransactionWaits(scheduler, self.now_ms, max_wait_ms)
         self.markers = TransactionMarkers(
             locate, self._is_current, self._on_written, wake, scheduler.wake_at, self.now_ms
         )
@@ -96,7 +99,10 @@ class TransactionCompletions:
 
     def _store(self, completion: PendingCompletion) -> None:
         def on_stored(error: ErrorCode) -> None:
-            if error is ErrorCode.NONE or not self._manager.is_current(completion.partition):
+            if error is ErrorCode.NONE:
+                self.waits.release(completion.txn)
+                return
+            if not self._manager.is_current(completion.partition):
                 return
             if error is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
                 _log.error("storing the end of %s failed: %s", completion.txn.transactional_id, error.name)
@@ -116,9 +122,10 @@ class TransactionCompletions:
             if self._is_current(completion):
                 self._store(completion)
         next_store_ms = self._retries[0][0] if self._retries else None
-        times = [time_ms for time_ms in (next_store_ms, self.markers.advance(now_ms)) if time_ms is not None]
-        return min(times, default=None)
+        next_ms = next_store_ms, self.markers.advance(now_ms), self.waits.advance(now_ms)
+        return min((time_ms for time_ms in next_ms if time_ms is not None), default=None)
 
     def clear(self) -> None:
+        self.waits.end()
         self.markers.clear()
         self._retries.clear()

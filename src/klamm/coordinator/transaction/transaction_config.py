@@ -20,6 +20,8 @@ class TransactionConfig:
     request_timeout_ms: int = 30_000
     transactions_max_bytes: int = 512 * 1024 * 1024
     """Memory limit of all transactional ids, without the partitions of open transactions."""
+    max_wait_ms: int = 100
+    """The longest wait of a producer's request for the end of the previous transaction."""
     max_producer_epoch: int = MAX_PRODUCER_EPOCH
     """Smaller in tests, so that epochs are used up."""
 
@@ -33,4 +35,5 @@ class TransactionConfig:
             abort_timed_out_interval_ms=config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
             remove_expired_interval_ms=config.transaction_remove_expired_transaction_cleanup_interval_ms,
             request_timeout_ms=config.request_timeout_ms,
+            max_wait_ms=config.add_partitions_to_txn_retry_backoff_max_ms,
         )

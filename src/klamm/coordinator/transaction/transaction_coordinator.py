@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from klamm.coordinator.deferred import Deferred
@@ -17,21 +18,16 @@ from klamm.coordinator.transaction import connection_guard, end_rules
 from klamm.coordinator.transaction import transaction_rules as rules
 from klamm.coordinator.transaction.transaction_completions import TransactionCompletions
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
-from klamm.coordinator.transaction.transaction_metadata import (
-    TransactionMetadata,
-    TransactionState,
-    TransactionValue,
-)
+from klamm.coordinator.transaction.transaction_listing import list_transactions
+from klamm.coordinator.transaction.transaction_metadata import TransactionMetadata, TransactionValue
 from klamm.coordinator.transaction.transaction_metrics import TransactionMetrics
 from klamm.coordinator.transaction.transaction_results import (
     EndTxnResult,
     InitProducerIdResult,
-    ListedTransaction,
     TransactionDescription,
     TransactionListing,
 )
 from klamm.coordinator.transaction.transaction_state_manager import (
-    TRANSACTIONS_PER_SLICE,
     TransactionPartition,
     TransactionStateManager,
 )
@@ -43,7 +39,6 @@ from klamm.model import (
     TopicPartition,
     TransactionVersion,
 )
-from klamm.protocol.chunked import CHUNK, pieces
 
 _log = logging.getLogger("klamm.coordinator.transaction")
 
@@ -124,6 +119,17 @@ class TransactionCoordinator:
         if not 0 < timeout_ms <= self.config.max_timeout_ms:
             return Deferred.of(InitProducerIdResult(ErrorCode.INVALID_TRANSACTION_TIMEOUT))
         result: Deferred[InitProducerIdResult] = Deferred()
+        may_wait = origin is not None
+
+        def decide_again() -> None:
+            nonlocal may_wait
+            may_wait = False
+            decide(None)
+
+        def answer(txn: TransactionMetadata, initialised: InitProducerIdResult) -> None:
+            is_early = may_wait and initialised.error is ErrorCode.CONCURRENT_TRANSACTIONS
+            if not is_early or not self._completions.waits.add(txn, decide_again):
+                result.complete(initialised)
 
         def decide(new_id: int | None) -> None:
             found = self._find_or_add(transactional_id, new_id, timeout_ms)
@@ -148,9 +154,9 @@ class TransactionCoordinator:
             if isinstance(decision, rules.Need):
                 self._with_new_id(decide, lambda error: result.complete(InitProducerIdResult(error)))
             elif isinstance(decision, ErrorCode):
-                result.complete(InitProducerIdResult(self._from_memory(partition, decision)))
+                answer(txn, InitProducerIdResult(self._from_memory(partition, decision)))
             else:
-                self._write_init(partition, txn, decision, origin).then(result.complete)
+                self._write_init(partition, txn, decision, origin).then(partial(answer, txn))
 
         decide(None)
         return result
@@ -200,14 +206,26 @@ class TransactionCoordinator:
     ) -> Deferred[ErrorCode]:
         """Make `partitions` part of the producer's transaction; the first of them open it."""
         producer = ProducerIdAndEpoch(producer_id, producer_epoch)
-        found = self._admitted(transactional_id, producer, origin)
-        if isinstance(found, ErrorCode):
-            return Deferred.of(found)
-        partition, txn = found
-        decision = rules.add_partitions(txn, producer, partitions, version=version, now_ms=self._manager.timestamp_ms())
-        if isinstance(decision, ErrorCode):
-            return Deferred.of(self._from_memory(partition, decision))
-        return self._manager.write(partition, txn)
+        result: Deferred[ErrorCode] = Deferred()
+
+        def decide(*, may_wait: bool) -> None:
+            found = self._admitted(transactional_id, producer, origin)
+            if isinstance(found, ErrorCode):
+                result.complete(found)
+                return
+            partition, txn = found
+            if may_wait and self._completions.waits.add(txn, lambda: decide(may_wait=False)):
+                return
+            now_ms = self._manager.timestamp_ms()
+            decision = rules.add_partitions(txn, producer, partitions, version=version, now_ms=now_ms)
+            if isinstance(decision, ErrorCode):
+                result.complete(self._from_memory(partition, decision))
+            else:
+                self._manager.write(partition, txn).then(result.complete)
+
+        # A broker asks for several producers at once, and these must not wait for each other.
+        decide(may_wait=origin is not None)
+        return result
 
     def verify_partitions(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Collection[TopicPartition]
@@ -342,29 +360,8 @@ class TransactionCoordinator:
             return TransactionListing(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if self._manager.is_loading:
             return TransactionListing(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        wanted: set[TransactionState | None] = set()
-        unknown: list[str] = []
-        for names in pieces(states):
-            wanted.update(map(TransactionState.of_title, names))
-            unknown.extend(name for name in names if TransactionState.of_title(name) is None)
-            if len(names) == CHUNK:
-                yield
-        ids: set[int] = set()
-        for some_ids in pieces(producer_ids):
-            ids.update(some_ids)
-            if len(some_ids) == CHUNK:
-                yield
         latest_start_ms = self._manager.timestamp_ms() - longer_than_ms if longer_than_ms >= 0 else None
-        listed: list[ListedTransaction] = []
-        for number, txn in enumerate(self._manager.transactions()):
-            if number % TRANSACTIONS_PER_SLICE == TRANSACTIONS_PER_SLICE - 1:
-                yield
-            value = txn.value
-            is_young = latest_start_ms is not None and value.start_timestamp_ms >= latest_start_ms
-            is_wanted = (not states or value.state in wanted) and (not ids or value.producer_id in ids)
-            if is_wanted and not is_young and not _is_ending(txn):
-                listed.append(ListedTransaction(txn.transactional_id, value.producer_id, value.state.title))
-        return TransactionListing(ErrorCode.NONE, tuple(listed), tuple(unknown))
+        return (yield from list_transactions(self._manager.transactions(), states, producer_ids, latest_start_ms))
 
     # --- the cluster ---------------------------------------------------------------------------------------------
 
@@ -394,7 +391,7 @@ class TransactionCoordinator:
         if isinstance(partition, ErrorCode):
             return partition
         txn = partition.transactions.get(transactional_id)
-        if txn is None or _is_ending(txn):
+        if txn is None or txn.is_ending:
             return self._from_memory(partition, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         return partition, txn
 
@@ -439,8 +436,3 @@ def _note_refused_end(txn: TransactionMetadata, request: end_rules.EndTxn, error
         facts = (txn.transactional_id, end, *request.producer, value.state.title, *value.identity)
         text = "%s: refused the %s of producer %d with epoch %d: the state is %s, with producer %d and epoch %d"
         _log.debug(text, *facts)
-
-
-def _is_ending(txn: TransactionMetadata) -> bool:
-    """Whether the transactional id is being forgotten."""
-    return txn.pending is not None and txn.pending.state is TransactionState.DEAD

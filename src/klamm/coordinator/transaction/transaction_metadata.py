@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -95,7 +95,8 @@ class TransactionMetadata:
     """Owner: the TransactionStateManager. `pending` is the value that is being written; it blocks other transitions.
 
     `actor` and `youngest_connection` belong to the protection of old clients (`connection_guard`), `answered_on` is
-    the connection that received the answer to the last end of a transaction.
+    the connection that received the answer to the last end of a transaction. `waiting` has the requests that
+    `transaction_waits` decides once the transaction is complete, oldest first.
     """
 
     transactional_id: str
@@ -105,10 +106,16 @@ class TransactionMetadata:
     actor: ProducerIdAndEpoch | None = None
     youngest_connection: ConnectionOrder = 0
     answered_on: ConnectionOrder | None = None
+    waiting: tuple[Callable[[], None], ...] = ()
 
     @property
     def state(self) -> TransactionState:
         return self.value.state
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the transactional id is being forgotten."""
+        return self.pending is not None and self.pending.state is TransactionState.DEAD
 
     def is_exhausted(self, producer_epoch: int) -> bool:
         """Whether no client may get a later epoch: the last one is for fencing only."""

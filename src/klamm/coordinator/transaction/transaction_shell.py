@@ -81,7 +81,7 @@ def create_transaction_coordinator(
         parts.last_connection,
     )
     locate = locate_by_metadata(metadata, lambda: parts.replicas.controller_epoch)
-    completions = TransactionCompletions(manager, scheduler, parts.clock, locate, sender.wake)
+    completions = TransactionCompletions(manager, scheduler, parts.clock, locate, sender.wake, settings.max_wait_ms)
     sender.start(completions.markers)
     coordinator = TransactionCoordinator(
         manager, completions, settings, scheduler, metrics, lambda: _deferred(parts.generate_producer_id())

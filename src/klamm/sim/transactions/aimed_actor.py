@@ -157,20 +157,27 @@ class Actor:
         """AddPartitionsToTxn."""
         if not tps:
             return
+        code, _ = await self._coordinate(self._request_to_add(*tps), 0, _code_of_added, on=on, once=False)
+        expect(f"AddPartitionsToTxn of {self.host}", code, ErrorCode.NONE)
+        self._added.update(tps)
+
+    async def ask_to_add(self, *tps: TopicPartition, on: str = COORDINATION) -> ErrorCode | None:
+        """AddPartitionsToTxn, once; None: no answer."""
+        code, _ = await self._coordinate(self._request_to_add(*tps), 0, _code_of_added, on=on, once=True)
+        return code
+
+    def _request_to_add(self, *tps: TopicPartition) -> AddPartitionsToTxnRequest:
         names = dict.fromkeys(tp.topic for tp in tps)
         topics = [
             AddPartitionsToTxnTopic(name=name, partitions=[tp.partition for tp in tps if tp.topic == name])
             for name in names
         ]
-        request = AddPartitionsToTxnRequest(
+        return AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=self.identity.producer_id,
             v3_and_below_producer_epoch=self.identity.producer_epoch,
             v3_and_below_topics=topics,
         )
-        code, _ = await self._coordinate(request, 0, _code_of_added, on=on, once=False)
-        expect(f"AddPartitionsToTxn of {self.host}", code, ErrorCode.NONE)
-        self._added.update(tps)
 
     def prepare(self, *tps: TopicPartition, key: bytes | None = None, timestamp_ms: int = TIMESTAMP_MS) -> Prepared:
         """Make a batch with one record for each partition, with the next sequence number."""

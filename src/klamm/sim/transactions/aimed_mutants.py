@@ -14,7 +14,7 @@ from klamm.sim.transactions.aimed_limit_mutants import OF_LIMITS
 from klamm.sim.transactions.aimed_log_mutants import OF_COMPACTION, OF_GROUPS_AND_LOGS
 from klamm.sim.transactions.aimed_pause_mutants import OF_PAUSES
 from klamm.sim.transactions.aimed_race_mutants import OF_RACES
-from klamm.sim.transactions.aimed_request_mutants import OF_REQUESTS
+from klamm.sim.transactions.aimed_request_mutants import OF_REQUESTS, OF_WAITS
 
 _A: Final = "klamm.apis."
 _C: Final = "klamm.coordinator."
@@ -433,4 +433,5 @@ AIMED_MUTANTS: Final[dict[str, Mutant]] = {
     **OF_LIMITS,
     **OF_PAUSES,
     **OF_RACES,
+    **OF_WAITS,
 }

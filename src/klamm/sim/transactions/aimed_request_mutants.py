@@ -97,7 +97,7 @@ OF_REQUESTS: Final = {
     ),
     "listings_ignore_the_state": aimed(
         "described transaction",
-        _T + "transaction_coordinator",
+        _T + "transaction_listing",
         "is_wanted = (not states or value.state in wanted) and",
         "is_wanted =",
     ),
@@ -106,5 +106,44 @@ OF_REQUESTS: Final = {
         _A + "find_coordinator",
         "topic, index = TRANSACTION_STATE_TOPIC, broker.transactions.partition_for(key)",
         "topic, index = TRANSACTION_STATE_TOPIC, broker.groups.partition_for(key)",
+    ),
+}
+
+OF_WAITS: Final = {
+    "requests_do_not_wait": aimed(
+        "request that waits",
+        _T + "transaction_coordinator",
+        "        decide(may_wait=origin is not None)\n",
+        "        decide(may_wait=False)\n",
+    ),
+    "requests_that_wait_are_forgotten": aimed(
+        "request that waits",
+        _T + "transaction_completions",
+        "                self.waits.release(completion.txn)\n",
+        "",
+    ),
+    "requests_wait_for_ever": aimed(
+        "request that waits too long",
+        _T + "transaction_waits",
+        "self._deadlines[0][0] <= now_ms:",
+        "self._deadlines[0][0] <= -1:",
+    ),
+    "given_up_requests_that_waited_act": aimed(
+        "given-up request that waits",
+        _T + "transaction_coordinator",
+        """            found = self._admitted(transactional_id, producer, origin)
+            if isinstance(found, ErrorCode):
+                result.complete(found)
+""",
+        """            found = self._admitted(transactional_id, producer, origin if may_wait else None)
+            if isinstance(found, ErrorCode):
+                result.complete(found)
+""",
+    ),
+    "new_producers_do_not_wait": aimed(
+        "new producer that waits",
+        _T + "transaction_coordinator",
+        "        may_wait = origin is not None\n",
+        "        may_wait = False\n",
     ),
 }

@@ -15,6 +15,7 @@ from klamm.sim.transactions.aims_of_markers import AIMS_OF_MARKERS
 from klamm.sim.transactions.aims_of_pauses import AIMS_OF_PAUSES
 from klamm.sim.transactions.aims_of_races import AIMS_OF_RACES
 from klamm.sim.transactions.aims_of_requests import AIMS_OF_REQUESTS
+from klamm.sim.transactions.aims_of_waits import AIMS_OF_WAITS
 
 AIMS: Final[dict[str, Aim]] = {
     **AIMS_OF_ENDS,
@@ -27,4 +28,5 @@ AIMS: Final[dict[str, Aim]] = {
     **AIMS_OF_LIMITS,
     **AIMS_OF_PAUSES,
     **AIMS_OF_RACES,
+    **AIMS_OF_WAITS,
 }

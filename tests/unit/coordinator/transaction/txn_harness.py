@@ -104,7 +104,7 @@ class TxnHarness:
             lambda: self.last_connection,
         )
         self.completions = TransactionCompletions(
-            self.manager, self.scheduler, self.clock, self.leaders.locate, self._wake
+            self.manager, self.scheduler, self.clock, self.leaders.locate, self._wake, self.config.max_wait_ms
         )
         self.coordinator = TransactionCoordinator(
             self.manager, self.completions, self.config, self.scheduler, metrics, self._generate
