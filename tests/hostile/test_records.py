@@ -15,6 +15,7 @@ from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.testing import LocalCluster
 from tests.support.raw_client import RawClient, batch_of
+from tests.support.record_attacks import with_checksum
 from tests.unit.log.test_hostile_records import raw_batch, small_records
 from tests.unit.log.test_packed_records import BROKEN, CODECS
 
@@ -46,6 +47,22 @@ def test_a_broken_batch_does_not_stop_consumers(client: RawClient, codec: Compre
         assert message is not None and message.error() is None and message.value() == b"after"
     finally:
         consumer.close()
+
+
+def test_uncompressed_batches_are_parsed_too(client: RawClient) -> None:
+    """One record of many is not what its lengths say. A consumer of librdkafka would wait at it for ever."""
+    topic = "broken-inside"
+    client.create_topic(topic)
+    assert client.offset(topic, -1) == 0
+    values = [b"%03d" % number + b"v" * (100 + number % 7) for number in range(100)]
+    whole = bytearray(build_batch([Record(value=value) for value in values]))
+    at = whole.index(values[50]) - 1
+    for position in (at, at - 1, at - 2, at - 3):  # length of the value (two bytes), of the key, offset
+        for flipped in (1, 2, 64, 128):
+            broken = bytearray(whole)
+            broken[position] ^= flipped
+            assert client.produce(topic, with_checksum(broken)).error_code == ErrorCode.INVALID_RECORD
+    assert client.produce(topic, batch_of([b"after"])).base_offset == 0
 
 
 def test_others_are_answered_while_bombs_are_unpacked(client: RawClient) -> None:

@@ -12,6 +12,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "errors",
             "clock",
             "state_directory",
+            "allocator",
             "config",
             "metrics",
             "control_log",

@@ -1,11 +1,11 @@
 """The checks of a leader before it appends a batch, and its changes to the batch.
 
-Uncompressed batches: header, checksum and framing of the records. Compressed batches of clients are unpacked and every
-record is parsed, because a batch that consumers cannot unpack would stop them forever. Timestamps and keys of all
-records are inspected only for compacted topics, bounded timestamps, a broker-side codec or implausible header times.
-No objects are created per record, and `max.message.bytes` bounds the unpacked size. A broken batch is INVALID_RECORD;
-Kafka returns UNKNOWN_SERVER_ERROR if the codec itself fails, which is less helpful. Old formats (magic 0 and 1)
-are INVALID_RECORD here, as in Kafka from Produce v3 on; `protocol/message_set.py` converts those of older requests.
+Header and checksum of every batch. Batches of clients are unpacked and every record is parsed, because a record that
+consumers cannot parse would stop them forever. Timestamps and keys of all records are inspected only for compacted
+topics, bounded timestamps, a broker-side codec or implausible header times. No objects are created per record, and
+`max.message.bytes` bounds the unpacked size. A broken batch is INVALID_RECORD; Kafka returns UNKNOWN_SERVER_ERROR if
+the codec itself fails, which is less helpful. Old formats (magic 0 and 1) are INVALID_RECORD here, as in Kafka from
+Produce v3 on; `protocol/message_set.py` converts those of older requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from klamm.protocol.record_batch import (
     with_body,
     with_max_timestamp,
 )
-from klamm.protocol.record_scan import MIN_RECORD_BYTES, body_outlines, check_framing, check_records, unpacked
+from klamm.protocol.record_scan import MIN_RECORD_BYTES, body_outlines, check_records, unpacked
 
 MAX_CLOCK_SKEW_MS: Final = 3_600_000
 """If a header claims records that are further in the future, the records are inspected."""
@@ -142,7 +142,7 @@ def _check_client_batch(batch: RecordBatch) -> RecordBatch | Rejection:
         return batch
     else:
         try:
-            check_framing(batch.buffer, RECORD_BATCH_OVERHEAD, batch.record_count)
+            check_records(batch.view[RECORD_BATCH_OVERHEAD:], batch.record_count)
             return batch
         except ProtocolError as e:
             message = str(e)

@@ -1,8 +1,7 @@
 """Inspect the records of a batch without creating objects.
 
-`check_framing` runs for every uncompressed batch: it walks the lengths to the end and parses the first and the last
-record. `check_records` runs for every compressed batch and parses all records. `body_outlines` also yields the
-timestamp of each record and whether it has a key.
+`check_records` runs for every batch of a client. `body_outlines` also yields the timestamp of each record and whether
+it has a key.
 """
 
 from __future__ import annotations
@@ -13,116 +12,92 @@ from typing import Final
 from klamm.errors import ProtocolError
 from klamm.protocol.compression import decompress
 from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, TIMESTAMP_TYPE_BIT, RecordBatch
+from klamm.protocol.record_shapes import FIRST_UNUSUAL, FIRST_WIDE, WINDOW_BYTES, end_of_equal, end_of_similar
 from klamm.protocol.record_varint import read_varint
 
 MIN_RECORD_BYTES: Final = 7
-_OFFSET_WIDTHS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 31)
+_RUNS: Final = (FIRST_WIDE, FIRST_UNUSUAL, 1 << 31)
 """Offset deltas at which a delta takes one more byte, so that equal records get another length."""
 _MANY: Final = 8
+_SMALL_BYTES: Final = 1_000
+"""Larger records of different sizes are checked one at a time: there are few of them in a batch."""
+_WINDOW_SHARE: Final = 3 * WINDOW_BYTES // 4
 _THREE_BYTE_VARINT: Final = 1 << 14
 _THREE_BYTE_DELTA: Final = 1 << 13
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
 
 
-def check_framing(data: memoryview, position: int, count: int) -> None:
-    """Raise ProtocolError unless there are exactly `count` records from `position` to the end of `data`.
-
-    For records in the middle only the lengths are checked.
-    """
-    first = last = position
-    done = 0
-    try:
-        for width in _OFFSET_WIDTHS:
-            last, position = _walk(data, position, min(width, count) - done)
-            if count <= width:
-                break
-            done = width
-        if position == len(data):
-            _outline(data, first, 0)
-            if last != first:
-                _outline(data, last, count - 1)
-            return
-    except IndexError as e:
-        raise ProtocolError("a record ends in the middle of a field") from e
-    raise ProtocolError(f"the lengths of {count} records do not add up to the bytes there are")
-
-
-def _common_step(data: memoryview, position: int, count: int) -> int:
-    """Return the distance between records if `count` records begin with the same length, else 0."""
-    length, body = read_varint(data, position)
-    step = body - position + length
-    end = position + step * count
-    if length <= 0 or end > len(data):
-        return 0
-    same = all(data[i:end:step] == bytes((data[i],)) * count for i in range(position, body))
-    return step if same else 0
-
-
-def _walk(data: memoryview, position: int, count: int) -> tuple[int, int]:
-    """Return the start and the end of the last of `count` records. Equal lengths are compared in one step."""
-    if count >= _MANY and (step := _common_step(data, position, count)):
-        return position + step * (count - 1), position + step * count
-    last = position
-    for _ in range(count):
-        last = position
-        byte = data[position]
-        if byte & 1:
-            raise ProtocolError("a record has a negative length")
-        if byte < 0x80:
-            position += 1 + (byte >> 1)
-            continue
-        second = data[position + 1]
-        if second < 0x80:
-            position += 2 + ((byte & 0x7F | second << 7) >> 1)
-        else:
-            length, position = read_varint(data, position)
-            position += length
-    return last, position
-
-
 def check_records(data: memoryview, count: int) -> None:
-    """Raise ProtocolError unless `data` is exactly `count` well-formed records with offset deltas 0, 1, 2 and so on.
-
-    Every compressed batch of a client pays for this, so the loop reads the fields of ordinary records in place:
-    lengths and timestamp deltas of at most two bytes, short keys, no headers. `_outline` reads all others.
-    """
+    """Raise ProtocolError unless `data` is exactly `count` well-formed records with offset deltas 0, 1, 2 and so on."""
     if count * MIN_RECORD_BYTES > len(data):
         raise ProtocolError(f"{len(data)} bytes cannot hold {count} records")
-    position = 0
+    position = first = 0
     try:
-        for i in range(count):
-            size = data[position]
-            at = position + 1
-            if size >= 0x80:
-                size = size & 0x7F | data[at] << 7
-                at += 1
-            end = at + (size >> 1)
-            at += 2
-            if data[at - 1] >= 0x80:
-                at += 1
-            if data[at - 1] < 0x80 and size < _THREE_BYTE_VARINT and not size & 1:
-                if i < 64:
-                    is_next = data[at] == i + i
-                else:
-                    is_next = data[at] == (i + i) & 0x7F | 0x80 and data[at + 1] == i >> 6
-                    at += 1
-                key = data[at + 1]
-                if is_next and i < _THREE_BYTE_DELTA and key < 0x80 and (key == 1 or not key & 1):
-                    at += 2 + (key >> 1)
-                    value = data[at]
-                    if value >= 0x80:
-                        at += 1
-                        value = value & 0x7F | data[at] << 7
-                    at += 1 + (value >> 1)
-                    if at + 1 == end and (value == 1 or not value & 1) and data[at] == 0 and value < _THREE_BYTE_VARINT:
-                        position = end
-                        continue
-            position = _outline(data, position, i)[2]
+        for end in _RUNS:
+            position = _check_run(data, position, first, min(end, count), len(data) // count)
+            if count <= end:
+                break
+            first = end
     except IndexError as e:
         raise ProtocolError("a record ends in the middle of a field") from e
     if position != len(data):
         raise ProtocolError(f"{len(data) - position} bytes stand after the last of {count} records")
+
+
+def _check_run(data: memoryview, position: int, first: int, end: int, mean_bytes: int) -> int:
+    """Check the records with the offset deltas from `first` to `end`; return the position after them."""
+    if end - first < _MANY or end > FIRST_UNUSUAL:
+        return _check_each(data, position, first, end)
+    if (reached := end_of_equal(data, position, first, end - first)) != 0:
+        return reached
+    if mean_bytes > _SMALL_BYTES:
+        return _check_each(data, position, first, end)
+    most = _WINDOW_SHARE // mean_bytes
+    while first < end:
+        next_first = min(first + most, end)
+        reached = end_of_similar(data, position, first, next_first - first) if next_first - first >= _MANY else 0
+        position = reached or _check_each(data, position, first, next_first)
+        first = next_first
+    return position
+
+
+def _check_each(data: memoryview, position: int, first: int, end: int) -> int:
+    """The same, one record at a time.
+
+    The loop reads the fields of ordinary records in place: lengths and timestamp deltas of at most two bytes, short
+    keys, no headers. `_outline` reads all others.
+    """
+    for i in range(first, end):
+        size = data[position]
+        at = position + 1
+        if size >= 0x80:
+            size = size & 0x7F | data[at] << 7
+            at += 1
+        record_end = at + (size >> 1)
+        at += 2
+        if data[at - 1] >= 0x80:
+            at += 1
+        if data[at - 1] < 0x80 and size < _THREE_BYTE_VARINT and not size & 1:
+            if i < 64:
+                is_next = data[at] == i + i
+            else:
+                is_next = data[at] == (i + i) & 0x7F | 0x80 and data[at + 1] == i >> 6
+                at += 1
+            key = data[at + 1]
+            if is_next and i < _THREE_BYTE_DELTA and key < 0x80 and (key == 1 or not key & 1):
+                at += 2 + (key >> 1)
+                value = data[at]
+                if value >= 0x80:
+                    at += 1
+                    value = value & 0x7F | data[at] << 7
+                at += 1 + (value >> 1)
+                is_length = (value == 1 or not value & 1) and value < _THREE_BYTE_VARINT
+                if at + 1 == record_end and is_length and data[at] == 0:
+                    position = record_end
+                    continue
+        position = _outline(data, position, i)[2]
+    return position
 
 
 def unpacked(batch: RecordBatch, max_decompressed_bytes: int) -> memoryview:

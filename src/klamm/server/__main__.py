@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def run(environment: Environment | None = None) -> int:
     """Exempt the objects of the imports from garbage collection: they live until the end."""
     gc.disable()
-    from klamm.server import allocator, collector
+    from klamm import allocator
+    from klamm.server import collector
     from klamm.server.main import main
 
     gc.freeze()

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from klamm import allocator
 from klamm.model import is_loopback
 from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
 from klamm.zk.server.shared_secret import OPEN_GATE, Gate
@@ -102,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--host {options.host} requires --secret-file: others than this machine can connect to it")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     gc.set_threshold(100_000, 50, 100)  # a large tree is not garbage: collect rarely
+    allocator.install()  # otherwise the memory of large answers is not returned to the system
     try:
         return asyncio.run(_serve(options))
     except (OSError, DataDirError) as error:

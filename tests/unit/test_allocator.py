@@ -9,7 +9,7 @@ from textwrap import dedent
 GROWS = dedent(
     """
     from pathlib import Path
-    from klamm.server import allocator
+    from klamm import allocator
 
     def heap():
         maps = Path("/proc/self/maps").read_text().splitlines()
