@@ -245,7 +245,7 @@ class KafkaRequestHandlerPool:
             request.frame = b""
             rest = self._dispatch(request, message)
             if rest is not None:
-                self._begin(request, rest)
+                self._begin(request, rest, decodes=False)
         self._release_memory(request)
         return self._monotonic()
 
@@ -260,7 +260,7 @@ class KafkaRequestHandlerPool:
             # Only the request keeps the rows: pages are not freed while something else does.
             request.held = []
             decoding = decoder.decode_in_slices(request.api, request.frame, request.held)
-            self._begin(request, self._handle_large(request, decoding))
+            self._begin(request, self._handle_large(request, decoding), decodes=True)
             return None
         held: Held = []
         decoding = decoder.decode_in_slices(request.api, request.frame, held)
@@ -272,7 +272,7 @@ class KafkaRequestHandlerPool:
             return large
         request.note_first_slice(self._monotonic() - request.dequeued_at)
         request.held = held
-        self._add_sliced(request, self._handle_large(request, decoding))
+        self._add_sliced(request, self._handle_large(request, decoding), decodes=True)
         return None
 
     def _handle_large(self, request: Request, decoding: Generator[None, None, tuple[str | None, Message]]) -> Steps:
@@ -361,24 +361,24 @@ class KafkaRequestHandlerPool:
 
     # Work in slices.
 
-    def _begin(self, request: Request, steps: Steps) -> None:
+    def _begin(self, request: Request, steps: Steps, *, decodes: bool) -> None:
         """Do the first slice at once: most large requests are a few record batches and need only one."""
         try:
             next(steps)
         except StopIteration:
             return
         request.note_first_slice(self._monotonic() - request.dequeued_at)
-        self._add_sliced(request, steps)
+        self._add_sliced(request, steps, decodes=decodes)
 
     def _free_later(self, request: Request) -> None:
         """Free a request that has waited for its result, in separate steps."""
         if request.held is not None:
             self._add_sliced(request, request.freed())
 
-    def _add_sliced(self, request: Request, steps: Steps) -> None:
+    def _add_sliced(self, request: Request, steps: Steps, *, decodes: bool = False) -> None:
         request.connection.begin_slices(request)
         work = self._sliced_control if request.api.is_control else self._sliced
-        work.add(request, steps)
+        work.add(request, steps, decodes=decodes)
         self._schedule()
 
     def _on_sliced_done(self, request: Request) -> None:

@@ -2,7 +2,7 @@
 
 Decoding a large frame, a handler that is a generator, encoding a large response and freeing both are steps of one
 generator per request. A few of them run in turns; the others wait, smallest frame first, so that the memory of
-half-decoded requests stays bounded. While one runs, its connection's lane is busy.
+decoded requests stays bounded. While one runs, its connection's lane is busy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from klamm.network.request import Request, Steps
 
 MAX_RUNNING: Final = 4
 """Requests that are worked on at once. Each may hold the memory budget of a message."""
+LARGE_BYTES: Final = 1 << 20
+MAX_LARGE_BYTES: Final = 16 << 20
+"""Total size of the larger frames that are decoded at once; a frame above it is decoded while there is no other.
+
+A frame with very many elements grows by a factor of 20 and more when it is decoded.
+"""
 
 
 class SlicedWork:
@@ -24,9 +30,11 @@ class SlicedWork:
     def __init__(self, monotonic: Callable[[], float], on_done: Callable[[Request], None]) -> None:
         self._monotonic = monotonic
         self._on_done = on_done
-        self._running: deque[tuple[Request, Steps]] = deque()
+        self._running: deque[tuple[Request, Steps, int]] = deque()
+        """With the size of a large frame, otherwise 0."""
         self._waiting: list[tuple[int, int, Request, Steps]] = []
         self._number = 0
+        self._large_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._running)
@@ -34,25 +42,37 @@ class SlicedWork:
     def __len__(self) -> int:
         return len(self._running) + len(self._waiting)
 
-    def add(self, request: Request, steps: Steps) -> None:
-        if len(self._running) < MAX_RUNNING:
-            self._running.append((request, steps))
-            return
+    def add(self, request: Request, steps: Steps, *, decodes: bool) -> None:
+        """Begin, or wait. `decodes`: the steps decode the frame; others work on what was decoded, or free it."""
+        size = request.size_bytes if decodes else 0
         self._number += 1
-        heapq.heappush(self._waiting, (request.size_bytes, self._number, request, steps))
+        heapq.heappush(self._waiting, (size, self._number, request, steps))
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < MAX_RUNNING:
+            size = self._waiting[0][0]
+            large_bytes = size if size > LARGE_BYTES else 0
+            if large_bytes and self._large_bytes and self._large_bytes + large_bytes > MAX_LARGE_BYTES:
+                return  # the others that wait are at least as large
+            _, _, request, steps = heapq.heappop(self._waiting)
+            self._large_bytes += large_bytes
+            self._running.append((request, steps, large_bytes))
 
     def run(self, seconds: float) -> float:
         """Work for about this long, on each request in turn; return the time at the end."""
         now = self._monotonic()
         until = now + seconds
         while self._running and now < until:
-            request, steps = self._running.popleft()
+            request, steps, large_bytes = self._running.popleft()
             began_at = request.slice_at = now
             rest = self._step(request, steps)
             if rest is None:
-                self._end(request)
+                self._large_bytes -= large_bytes
+                self._start()
+                self._on_done(request)
             else:
-                self._running.append((request, rest))
+                self._running.append((request, rest, large_bytes))
             now = self._monotonic()
             request.sliced_seconds += now - began_at
         return now
@@ -68,9 +88,3 @@ class SlicedWork:
         except StopIteration:
             return None
         return steps
-
-    def _end(self, request: Request) -> None:
-        if self._waiting:
-            _, _, following, steps = heapq.heappop(self._waiting)
-            self._running.append((following, steps))
-        self._on_done(request)
