@@ -327,6 +327,16 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "listings_ignore_the_state",
         ),
     ),
+    "Requests that wait for the previous transaction (decision 0045)": (
+        _rule("AddPartitionsToTxn of a client waits while a transaction completes", "requests_do_not_wait"),
+        _rule("So does InitProducerId that aborts a transaction", "new_producers_do_not_wait"),
+        _rule(
+            "It is decided when the transaction is complete, or after a limited time",
+            "requests_that_wait_are_forgotten",
+            "requests_wait_for_ever",
+        ),
+        _rule("A connection that was given up meanwhile does not act", "given_up_requests_that_waited_act"),
+    ),
     "Coordinators that were paused (decision 0042)": (
         _rule(
             "No request is answered from memory by a coordinator that may have a successor",

@@ -26,7 +26,7 @@ _OFFSETS: Final = (
 _IS_WIDE: Final = tuple(byte >> 7 for byte in range(256))
 _IMPOSSIBLE: Final = 1 << 30
 _KEY_BYTES: Final = tuple(0 if byte == 1 else _IMPOSSIBLE if byte & 0x81 else byte >> 1 for byte in range(256))
-"""Size of a key, by the byte that has its length. 1 is no key."""
+"""Size of a key, by the byte that has its length. A record without a key has 1 there."""
 _COPIED_BYTES: Final = 1_000
 _MOST_HEADERS: Final = 10
 _ASCII: Final = bytes(range(0x80))

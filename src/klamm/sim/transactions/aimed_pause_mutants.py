@@ -33,14 +33,14 @@ OF_PAUSES: Final = {
     "a_deposed_coordinator_adds_partitions": aimed(
         _MORE,
         _T + "transaction_coordinator",
-        "            return Deferred.of(self._from_memory(partition, decision))\n",
-        "            return Deferred.of(decision)\n",
+        "                result.complete(self._from_memory(partition, decision))\n",
+        "                result.complete(decision)\n",
     ),
     "a_deposed_coordinator_fences_a_recovery": aimed(
         _MORE,
         _T + "transaction_coordinator",
-        "                result.complete(InitProducerIdResult(self._from_memory(partition, decision)))\n",
-        "                result.complete(InitProducerIdResult(decision))\n",
+        "                answer(txn, InitProducerIdResult(self._from_memory(partition, decision)))\n",
+        "                answer(txn, InitProducerIdResult(decision))\n",
     ),
     "a_deposed_coordinator_knows_all_producers": aimed(
         _MORE,

@@ -91,14 +91,14 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
                 _T + "transaction_coordinator",
                 (
                     "            elif isinstance(decision, ErrorCode):\n"
-                    "                result.complete(InitProducerIdResult(self._from_memory(partition, decision)))\n"
+                    "                answer(txn, InitProducerIdResult(self._from_memory(partition, decision)))\n"
                 ),
                 (
                     "            elif decision is ErrorCode.NONE:\n"
                     "                result.complete(InitProducerIdResult(ErrorCode.NONE, "
                     "txn.value.producer_id, txn.value.producer_epoch))\n"
                     "            elif isinstance(decision, ErrorCode):\n"
-                    "                result.complete(InitProducerIdResult(self._from_memory(partition, decision)))\n"
+                    "                answer(txn, InitProducerIdResult(self._from_memory(partition, decision)))\n"
                 ),
             ),
         ),
