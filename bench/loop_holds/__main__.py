@@ -33,6 +33,7 @@ from bench.loop_holds import requests
 from bench.loop_holds.account import PARTS, Account
 from bench.loop_holds.measured_broker import measured_broker
 from bench.loop_holds.requests import Case
+from klamm import allocator
 from klamm.apis.api_declaration import Api, bind
 from klamm.broker import Broker
 from klamm.network import connection, request_decoder
@@ -41,7 +42,7 @@ from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRe
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.messages.join_group import JoinGroupResponse
 from klamm.protocol.wire import decode
-from klamm.server import allocator, collector, starting
+from klamm.server import collector, starting
 from klamm.server.kafka_server import KafkaServer
 
 ANSWER_S = 300

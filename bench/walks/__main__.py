@@ -19,7 +19,8 @@ import uvloop
 from bench import report
 from bench.loop_holds.account import Account
 from bench.walks import broker_turns, controller_events
-from klamm.server import allocator, collector
+from klamm import allocator
+from klamm.server import collector
 
 
 def main() -> int:
