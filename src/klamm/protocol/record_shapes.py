@@ -70,6 +70,8 @@ def end_of_equal(data: memoryview, position: int, first: int, count: int) -> int
     if bytes(data[position:end:step]) != bytes((data[position],)) * count:
         return 0  # most records of different sizes end here
     offset_at = body + 2 + _IS_WIDE[data[body + 1]]
+    if data[offset_at - 1] >= 0x80:
+        return 0  # a longer timestamp: the fields after it are elsewhere
     key_at = offset_at + (1 if first < FIRST_WIDE else 2)
     key_bytes, after_key_bytes = read_varint(data, key_at)
     value_at = after_key_bytes + max(key_bytes, 0)
@@ -130,7 +132,9 @@ def end_of_similar(data: memoryview, position: int, first: int, count: int) -> i
             size = raw[at]
             at += 1
             if size >= 0x80:
-                size = size & 0x7F | raw[at] << 7
+                if (second := raw[at]) >= 0x80:
+                    return 0  # a longer length: the record begins elsewhere
+                size = size & 0x7F | second << 7
                 at += 1
             bodies.append(at)
             sizes.append(size)

@@ -10,7 +10,7 @@ from klamm.errors import ProtocolError
 from klamm.protocol import record_scan
 from klamm.protocol.record_batch import RECORD_BATCH_OVERHEAD, Record, build_batch
 from klamm.protocol.record_scan import check_records
-from klamm.protocol.record_varint import read_varint
+from klamm.protocol.record_varint import read_varint, write_varint
 
 COUNTS = (1, 2, 7, 8, 9, 63, 64, 65, 72, 130)
 
@@ -83,6 +83,50 @@ def test_built_records_are_accepted(count: int, seed: int) -> None:
     assert not is_accepted(body[:-1], count)
     assert not is_accepted(body, count + 1)
     assert count == 1 or not is_accepted(body, count - 1)
+
+
+@pytest.mark.parametrize("value", [b"\xfe\xff\xff\xff\xff\x7f", b"\xfe\xff\x7f\x00\x00"])
+def test_timestamps_of_three_bytes_do_not_shift_the_other_fields(value: bytes) -> None:
+    """Read as lengths of headers, the bytes of these values would reach behind the batch."""
+    rows = [Record(timestamp=1_000 + (10_000 if i else 0), value=value) for i in range(130)]
+    body = memoryview(body_of(rows))
+    assert is_well_formed(body, 130)
+    assert is_accepted(body, 130)
+
+
+def small_record(offset: int, value: bytes) -> bytearray:
+    body = bytearray(2)
+    write_varint(body, offset)
+    body += b"\x01"
+    write_varint(body, len(value))
+    body += value + b"\x00"
+    record = bytearray()
+    write_varint(record, len(body))
+    return record + body
+
+
+@pytest.mark.parametrize("place", [0, 20, 39])
+def test_a_length_of_three_bytes_is_not_taken_for_one_of_two(place: int) -> None:
+    """Its first two bytes say 8,192 if the second is not seen to continue, and the key brings that below the limit."""
+    large = bytearray(2)
+    write_varint(large, place)
+    write_varint(large, 63)
+    large += bytes(63)
+    value_bytes = 8_192 - len(large) - 3
+    write_varint(large, value_bytes)
+    large += bytes(value_bytes + 1)
+    assert len(large) == 8_192
+    body = bytearray()
+    for i in range(40):
+        body += b"\x80\x80" + large if i == place else small_record(i, bytes(10 + i % 3))
+    assert not is_well_formed(memoryview(body), 40)
+    assert not is_accepted(memoryview(body), 40)
+
+
+@pytest.mark.parametrize("value", [b"\xff" * 8_300, b"\x80" * 20_000])
+def test_a_large_record_before_small_ones_is_accepted(value: bytes) -> None:
+    rows = [Record(timestamp=1_000, value=value if not i else bytes(i % 3), headers=(("h", b"v"),)) for i in range(60)]
+    assert is_accepted(memoryview(body_of(rows)), 60)
 
 
 @pytest.mark.parametrize("same_size", [True, False])
