@@ -318,7 +318,7 @@ class KafkaRequestHandlerPool:
             if isinstance(result, GeneratorType):
                 return self._settle_sliced(request, result)
             return self._settle(request, result)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             request.local_done_at = request.remote_done_at = self._monotonic()
             self._on_bug(request)
             return None
@@ -341,7 +341,7 @@ class KafkaRequestHandlerPool:
         try:
             result = yield from handling
             steps = self._settle(request, result)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # A handler may wait for a cancelled future.
             request.local_done_at = request.remote_done_at = self._monotonic()
             self._on_bug(request)
             return

@@ -19,7 +19,7 @@ from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.controlled_shutdown import ControlledShutdownRequest
 from klamm.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.wire import Message, decode, decode_in_slices
-from klamm.waiting import PromptFuture
+from klamm.waiting import PromptFuture, Steps, begin, result_of
 from tests.unit.network.harness import (
     Answer,
     Server,
@@ -361,7 +361,17 @@ def test_a_throttled_connection_is_answered_at_once_and_muted_for_the_time(run: 
 
 
 @both_loops
-@pytest.mark.parametrize("how", ["raises", "future raises", "future cancelled", "unfit response"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raises",
+        "future raises",
+        "future cancelled",
+        "first step cancelled",
+        "second slice cancelled",
+        "unfit response",
+    ],
+)
 def test_a_bug_in_a_handler_costs_its_connection_only(run: Run, how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -374,10 +384,20 @@ def test_a_bug_in_a_handler_costs_its_connection_only(run: Run, how: str, caplog
             if how == "unfit response":
                 return HeartbeatResponse(error_code=1 << 20)
             future: asyncio.Future[HeartbeatResponse] = loop.create_future()
+            if "step" in how or "slice" in how:
+                future.cancel()
+                steps: Any = begin(wait_for(future))
+                return steps
             loop.call_soon(future.cancel) if how.endswith("cancelled") else loop.call_soon(
                 future.set_exception, KeyError("a bug")
             )
             return future
+
+        def wait_for(future: asyncio.Future[HeartbeatResponse]) -> Steps[HeartbeatResponse]:
+            if "slice" in how:
+                yield
+                yield
+            return (yield from result_of(future))
 
         async with Server(heartbeat_api(script)) as server:
             failed: list[tuple[str, int, str]] = []
@@ -391,9 +411,8 @@ def test_a_bug_in_a_handler_costs_its_connection_only(run: Run, how: str, caplog
             assert await client.receive_end() == b""
             ((name, correlation_id, error),) = failed
             assert (name, correlation_id) == ("Heartbeat", 1)
-            assert error.startswith(
-                {"future cancelled": "CancelledError", "unfit response": "ValueError"}.get(how, "KeyError")
-            )
+            kinds = {"cancelled": "CancelledError", "response": "ValueError", "raises": "KeyError"}
+            assert error.startswith(kinds[how.split()[-1]])
             other = await server.client()
             other.send(heartbeat(0))
             assert await other.receive_heartbeat() == (0, 0)
