@@ -6,7 +6,7 @@ it has a key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from klamm.errors import ProtocolError
@@ -19,6 +19,7 @@ MIN_RECORD_BYTES: Final = 7
 _RUNS: Final = (FIRST_WIDE, FIRST_UNUSUAL, 1 << 31)
 """Offset deltas at which a delta takes one more byte, so that equal records get another length."""
 _MANY: Final = 8
+_EndOf = Callable[[memoryview, int, int, int], int]
 _SMALL_BYTES: Final = 1_000
 """Larger records of different sizes are checked one at a time: there are few of them in a batch."""
 _WINDOW_SHARE: Final = 3 * WINDOW_BYTES // 4
@@ -49,17 +50,26 @@ def _check_run(data: memoryview, position: int, first: int, end: int, mean_bytes
     """Check the records with the offset deltas from `first` to `end`; return the position after them."""
     if end - first < _MANY or end > FIRST_UNUSUAL:
         return _check_each(data, position, first, end)
-    if (reached := end_of_equal(data, position, first, end - first)) != 0:
+    if (reached := _accepted(end_of_equal, data, position, first, end - first)) != 0:
         return reached
     if mean_bytes > _SMALL_BYTES:
         return _check_each(data, position, first, end)
     most = _WINDOW_SHARE // mean_bytes
     while first < end:
         next_first = min(first + most, end)
-        reached = end_of_similar(data, position, first, next_first - first) if next_first - first >= _MANY else 0
+        count = next_first - first
+        reached = _accepted(end_of_similar, data, position, first, count) if count >= _MANY else 0
         position = reached or _check_each(data, position, first, next_first)
         first = next_first
     return position
+
+
+def _accepted(end_of: _EndOf, data: memoryview, position: int, first: int, count: int) -> int:
+    """Return the end of records that can be checked together; 0 if they cannot: only `_check_each` refuses records."""
+    try:
+        return end_of(data, position, first, count)
+    except (IndexError, ProtocolError):
+        return 0
 
 
 def _check_each(data: memoryview, position: int, first: int, end: int) -> int:
