@@ -1,8 +1,9 @@
 """SlicedWork: requests that take longer than a slice of the loop's time, a slice at a time.
 
 Decoding a large frame, a handler that is a generator, encoding a large response and freeing both are steps of one
-generator per request. A few of them run in turns; the others wait, smallest frame first, so that the memory of
-decoded requests stays bounded. While one runs, its connection's lane is busy.
+generator per request. A few of them run in turns, so that the memory of decoded requests stays bounded. The others
+wait: smaller frames come first, but only until their total size has reached that of the frame that waits for them.
+While a request runs, its connection's lane is busy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ MAX_LARGE_BYTES: Final = 16 << 20
 
 A frame with very many elements grows by a factor of 20 and more when it is decoded.
 """
+LEAST_BYTES: Final = 64 << 10
+"""What a request counts at least while others wait: one with a small frame may have a large response."""
+_Waiting = tuple[int, int, int, Request, Steps]
+"""Order, number and size of a request that has not begun. The number is its own, so no more is compared."""
 
 
 class SlicedWork:
@@ -32,32 +37,40 @@ class SlicedWork:
         self._on_done = on_done
         self._running: deque[tuple[Request, Steps, int]] = deque()
         """With the size of a large frame, otherwise 0."""
-        self._waiting: list[tuple[int, int, Request, Steps]] = []
+        self._waiting: list[_Waiting] = []
+        self._waiting_large: list[_Waiting] = []
         self._number = 0
+        self._begun_bytes = 0
         self._large_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._running)
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._waiting)
+        return len(self._running) + len(self._waiting) + len(self._waiting_large)
 
     def add(self, request: Request, steps: Steps, *, decodes: bool) -> None:
         """Begin, or wait. `decodes`: the steps decode the frame; others work on what was decoded, or free it."""
         size = request.size_bytes if decodes else 0
         self._number += 1
-        heapq.heappush(self._waiting, (size, self._number, request, steps))
+        waiting = self._waiting_large if size > LARGE_BYTES else self._waiting
+        heapq.heappush(waiting, (self._begun_bytes + size, self._number, size, request, steps))
         self._start()
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < MAX_RUNNING:
-            size = self._waiting[0][0]
+        while len(self._running) < MAX_RUNNING and (waiting := self._next()) is not None:
+            _, _, size, request, steps = heapq.heappop(waiting)
             large_bytes = size if size > LARGE_BYTES else 0
-            if large_bytes and self._large_bytes and self._large_bytes + large_bytes > MAX_LARGE_BYTES:
-                return  # the others that wait are at least as large
-            _, _, request, steps = heapq.heappop(self._waiting)
+            self._begun_bytes += max(request.size_bytes, LEAST_BYTES)
             self._large_bytes += large_bytes
             self._running.append((request, steps, large_bytes))
+
+    def _next(self) -> list[_Waiting] | None:
+        """Return the heap whose first request begins next. A large one that has no room does not hold up others."""
+        small, large = self._waiting, self._waiting_large
+        if not large or (self._large_bytes and self._large_bytes + large[0][2] > MAX_LARGE_BYTES):
+            return small or None
+        return large if not small or large[0] < small[0] else small
 
     def run(self, seconds: float) -> float:
         """Work for about this long, on each request in turn; return the time at the end."""

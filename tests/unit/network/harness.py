@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,7 @@ from klamm.quota.quota_managers import QuotaManagers
 from tests.support.frames import encode_request_frame
 
 Scenario = Callable[[], Coroutine[Any, Any, None]]
-Answer = Message | asyncio.Future[Any] | None
+Answer = Message | asyncio.Future[Any] | Generator[None, None, Any] | None
 
 both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Generator
 from typing import Any
 
+import pytest
+
 from klamm.network import RequestContext
 from klamm.network.sliced_work import LARGE_BYTES, MAX_LARGE_BYTES, MAX_RUNNING
 from klamm.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
@@ -84,5 +86,55 @@ def test_small_requests_run_up_to_their_number() -> None:
             handle.may_end = True
             for client in clients:
                 await client.receive()
+
+    asyncio.run(scenario())
+
+
+class Endless:
+    """Clients whose next request comes when one begins, until the awaited one, which is larger, has begun."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self.clients: list[RawClient] = []
+        self.is_complete = False
+        self.begun_bytes = 0
+        self.has_begun = False
+
+    def __call__(self, _: RequestContext, request: DeleteGroupsRequest) -> Any:
+        return self._handle(len(request.groups_names) * NAME_BYTES)
+
+    def _handle(self, size_bytes: int) -> Generator[None, None, DeleteGroupsResponse]:
+        while not self.is_complete:
+            yield
+        if size_bytes > self._size_bytes:
+            self.has_begun = True
+        elif not self.has_begun:
+            self.begun_bytes += size_bytes
+            self.clients[0].send(request_of(self._size_bytes), 0)
+            self.clients.append(self.clients.pop(0))
+        yield
+        return DeleteGroupsResponse(results=[])
+
+
+@pytest.mark.parametrize(("size_bytes", "clients"), [(LARGE_BYTES // 4, 16 * MAX_RUNNING), (2 * LARGE_BYTES, 8)])
+def test_a_large_request_does_not_wait_for_ever(size_bytes: int, clients: int) -> None:
+    """Smaller ones always wait, too. They come first only until they have had as many bytes as it has.
+
+    Then it is decoded, while small ones have the other turns.
+    """
+    large_bytes = MAX_LARGE_BYTES + LARGE_BYTES
+
+    async def scenario() -> None:
+        handle = Endless(size_bytes)
+        async with Server(ScriptedApi(DeleteGroupsRequest, DeleteGroupsResponse, handle)) as server:
+            handle.clients = [await send(server, size_bytes) for _ in range(clients)]
+            in_progress = server.network.handler_pool._sliced
+            await until(lambda: len(in_progress) == clients)
+            large = await send(server, large_bytes)
+            await until(lambda: len(in_progress) > clients)
+            handle.is_complete = True
+            await until(lambda: handle.has_begun or handle.begun_bytes > 8 * large_bytes)
+            assert handle.has_begun
+            await large.receive()
 
     asyncio.run(scenario())

@@ -386,8 +386,7 @@ def test_a_bug_in_a_handler_costs_its_connection_only(run: Run, how: str, caplog
             future: asyncio.Future[HeartbeatResponse] = loop.create_future()
             if "step" in how or "slice" in how:
                 future.cancel()
-                steps: Any = begin(wait_for(future))
-                return steps
+                return begin(wait_for(future))
             loop.call_soon(future.cancel) if how.endswith("cancelled") else loop.call_soon(
                 future.set_exception, KeyError("a bug")
             )
