@@ -24,7 +24,7 @@ MAX_LARGE_BYTES: Final = 16 << 20
 A frame with very many elements grows by a factor of 20 and more when it is decoded.
 """
 LEAST_BYTES: Final = 64 << 10
-"""What a request counts at least while others wait: one with a small frame may have a large response."""
+"""Least size of a request in the order of those that wait: a request with a small frame may have a large response."""
 _Waiting = tuple[int, int, int, Request, Steps]
 """Order, number and size of a request that has not begun. The number is its own, so no more is compared."""
 
