@@ -40,7 +40,7 @@ class Announced(Protocol):
 def announced(cluster: Announced) -> Iterator[None]:
     """Announce a cluster while this process runs it. Without a writable state directory, nothing is announced."""
     file = path = None
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # the latter from a user without a home directory
         folder = state_directory() / _FOLDER
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{socket.gethostname()}-{os.getpid()}"
@@ -61,8 +61,12 @@ def announced(cluster: Announced) -> Iterator[None]:
 
 def running_clusters() -> list[RunningCluster]:
     """Return the clusters of this user on this machine. A `klamm up` that was killed has lost its lock."""
-    found = []
-    for path in sorted((state_directory() / _FOLDER).glob(f"{socket.gethostname()}-*.json")):
+    found: list[RunningCluster] = []
+    try:
+        folder = state_directory() / _FOLDER
+    except RuntimeError:  # a user without a home directory, as in a container, announces nothing
+        return found
+    for path in sorted(folder.glob(f"{socket.gethostname()}-*.json")):
         with suppress(OSError, ValueError, TypeError), path.open() as file:
             if _is_locked(file):
                 found.append(RunningCluster(**json.load(file)))

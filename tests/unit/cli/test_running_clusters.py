@@ -63,6 +63,16 @@ def test_without_a_state_directory_nothing_is_announced(tmp_path: Path, monkeypa
         assert running_clusters() == []
 
 
+def test_a_user_without_a_home_directory_announces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user id is in no list of users."""
+    for name in ("KLAMM_STATE_DIR", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    with announced(RunningCluster(THREE, str(tmp_path))):
+        assert running_clusters() == []
+        assert with_all_brokers("localhost:19092") == "localhost:19092"
+
+
 def test_only_the_default_stands_for_all(tmp_path: Path) -> None:
     app = typer.Typer()
 
