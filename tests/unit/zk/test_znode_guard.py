@@ -225,3 +225,7 @@ def test_rules_of_all_kinds(acl: tuple[Acl, ...], path: str) -> None:
     opened = opened_acl(guarded, OWNER)
     assert {(rule.scheme, rule.id) for rule in opened} == {("world", "anyone")}
     assert opened_acl(opened, OWNER) is opened
+
+
+def test_a_znode_without_rules_belongs_to_the_owner() -> None:
+    assert ALL_OF_OWNER in guarded_acl("/x", (), OWNER)

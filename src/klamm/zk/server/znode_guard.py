@@ -44,7 +44,7 @@ def opened_acl(acl: tuple[Acl, ...], owner: Id) -> tuple[Acl, ...]:
 
 
 def _union(acl: tuple[Acl, ...]) -> int:
-    return reduce(or_, (rule.perms for rule in acl))
+    return reduce(or_, (rule.perms for rule in acl or OPEN_ACL))  # ZooKeeper: without rules everything is allowed
 
 
 class ZnodeGuard:
