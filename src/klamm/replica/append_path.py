@@ -117,6 +117,7 @@ def _append(
         return failed(partition)
     stats = replicas.topic_stats.topic(tp.topic)
     stats.total_produce_requests.count += 1
+    old_high_watermark = partition.log.high_watermark if partition.log is not None else 0
     if tp.topic in BROKER_TOPICS and not internal_topics_allowed:
         error = ErrorCode.INVALID_TOPIC_EXCEPTION
         result: AppendResult | ErrorCode = failed(error, f"Cannot append to internal topic {tp.topic}")
@@ -133,7 +134,8 @@ def _append(
         totals.bytes_in.count += result.bytes
         stats.messages_in.count += result.records_count
         totals.messages_in.count += result.records_count
-        replicas.complete_after_append(tp)
+        has_moved = partition.log is None or partition.log.high_watermark > old_high_watermark
+        replicas.complete_after_append(tp, has_high_watermark_moved=has_moved)
     return result
 
 

@@ -362,11 +362,14 @@ class ReplicaManager:
 
     # --- what waits --------------------------------------------------------------------------------------------
 
-    def complete_after_append(self, tp: TopicPartition) -> None:
-        """Wake readers of new records: followers, and consumers where the high watermark moved."""
+    def complete_after_append(self, tp: TopicPartition, *, has_high_watermark_moved: bool = True) -> None:
+        """Wake readers of new records: followers, and consumers and producers where the high watermark moved.
+
+        Otherwise no producer is checked: behind a slow follower thousands may wait, and each append would check all.
+        """
         if self.woken_fetches:
             self.complete_woken_fetches()
-        if self.produce_purgatory.size:
+        if has_high_watermark_moved and self.produce_purgatory.size:
             self.produce_purgatory.check_and_complete(tp)
 
     @property

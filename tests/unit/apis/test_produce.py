@@ -23,6 +23,7 @@ from klamm.protocol.messages.produce import (
     TopicProduceData,
 )
 from klamm.protocol.record_batch import batches, records
+from klamm.replica.partition import Partition
 from tests.support.one_broker import OneBroker, batch
 from tests.unit.protocol.test_message_set import ROWS, message_set
 
@@ -341,6 +342,24 @@ class TestReplicated:
         self.follow(one, 2)
         assert only(one.run(waiting)).error_code == 0
         assert one.broker.replicas.produce_purgatory.size == 0
+
+    def test_producers_that_wait_are_not_checked_by_every_append(self, one: OneBroker) -> None:
+        """Behind a follower that does not fetch, appends would become slower and slower."""
+        one.lead("t", replicas=(1, 2), isr=(1, 2))
+        checks = 0
+        original = Partition.check_enough_replicas
+
+        def counted(partition: Partition, required_offset: int) -> ErrorCode | None:
+            nonlocal checks
+            checks += 1
+            return original(partition, required_offset)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Partition, "check_enough_replicas", counted)
+            waiting = [one.dispatch(produce.API, request(batch(b"a")), 9) for _ in range(50)]
+        assert checks <= 2 * len(waiting)
+        self.follow(one, 50)
+        assert {only(one.run(each)).error_code for each in waiting} == {0}
 
     def test_acks_1_does_not_wait(self, one: OneBroker) -> None:
         one.lead("t", replicas=(1, 2), isr=(1, 2))
