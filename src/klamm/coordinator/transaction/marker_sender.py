@@ -78,7 +78,9 @@ class TransactionMarkerSender:
                     self._disconnect(broker_id)
                     markers.on_failure(batch)
                 else:
-                    markers.on_response(batch, errors)
+                    for part in batch.parts():
+                        markers.on_response(part, errors)
+                        await asyncio.sleep(0)
         finally:
             del self._tasks[broker_id]  # before anything else runs: the next marker wakes a new task
 

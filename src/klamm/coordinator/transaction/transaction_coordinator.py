@@ -19,6 +19,7 @@ from klamm.coordinator.transaction import transaction_rules as rules
 from klamm.coordinator.transaction.transaction_completions import TransactionCompletions
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
 from klamm.coordinator.transaction.transaction_listing import list_transactions
+from klamm.coordinator.transaction.transaction_markers import WRITES_PER_TURN
 from klamm.coordinator.transaction.transaction_metadata import TransactionMetadata, TransactionValue
 from klamm.coordinator.transaction.transaction_metrics import TransactionMetrics
 from klamm.coordinator.transaction.transaction_results import (
@@ -316,11 +317,14 @@ class TransactionCoordinator:
     # --- time ----------------------------------------------------------------------------------------------------
 
     def _abort_timed_out(self) -> Iterator[None]:
+        room = WRITES_PER_TURN
         for found in self._manager.timed_out():
-            if found is None:
-                yield
-            else:
+            if found is not None:
                 self._abort(*found, None)
+                room -= 1
+            if found is None or not room:
+                yield
+                room = WRITES_PER_TURN
 
     def _abort(self, partition: TransactionPartition, txn: TransactionMetadata, new_id: int | None) -> None:
         """Abort a transaction that has timed out, in a new epoch. Called again once there is a new producer id."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from klamm.coordinator.transaction.transaction_metadata import (
@@ -30,6 +31,10 @@ LONGEST_RETRY_MS: Final = 2_000
 """The pause before a marker is sent again doubles up to this."""
 RETRIES_PER_TURN: Final = 200
 """Transactions whose markers are sent again without giving the loop back."""
+
+
+WRITES_PER_TURN: Final = 20
+"""Transactions whose next state is appended to the log without giving the loop back."""
 
 
 class Destination(Enum):
@@ -78,6 +83,12 @@ class MarkerBatch:
 
     broker_id: int
     entries: dict[int, tuple[PendingCompletion, list[TopicPartition]]] = field(default_factory=dict)
+
+    def parts(self) -> Iterator[MarkerBatch]:
+        """Yield small batches with the same entries: the answer to each may complete all its transactions."""
+        entries = iter(self.entries.items())
+        while part := dict(islice(entries, WRITES_PER_TURN)):
+            yield MarkerBatch(self.broker_id, part)
 
 
 Pool = dict[PendingCompletion, dict[TopicPartition, None]]

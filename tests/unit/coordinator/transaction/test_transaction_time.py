@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from klamm.apis.api_declaration import at_once
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
+from klamm.coordinator.transaction.transaction_markers import WRITES_PER_TURN
 from klamm.coordinator.transaction.transaction_metadata import TransactionState
 from klamm.errors import ErrorCode
 from tests.unit.coordinator.transaction.txn_harness import T0, TIMEOUT_MS, TV_2, TXN, TxnHarness
@@ -49,6 +52,24 @@ def test_a_timed_out_transaction_is_tried_again_if_its_abort_cannot_be_written()
     broker.pass_ms(broker.config.abort_timed_out_interval_ms)
     assert broker.state() is STATES.COMPLETE_ABORT
     assert broker.identity.producer_epoch == producer.producer_epoch + 1
+
+
+def test_many_transactions_that_time_out_at_once_do_not_hold_the_loop() -> None:
+    broker = TxnHarness().start()
+    names = [f"id-{number}" for number in range(5 * WRITES_PER_TURN)]
+    for name in names:
+        started = broker.init(transactional_id=name)
+        producer = started.producer_id, started.producer_epoch
+        assert broker.coordinator.add_partitions(name, *producer, (T0,)).value is NONE
+    broker.holds = True
+    broker.clock.elapsed_ms += TIMEOUT_MS + broker.config.abort_timed_out_interval_ms + 1
+    broker.coordinator.advance()
+    [job] = broker.scheduler.jobs
+    written = [len(broker.log.records(0))]
+    for _ in job:
+        written.append(len(broker.log.records(0)))
+    assert max(after - before for before, after in pairwise(written)) <= WRITES_PER_TURN
+    assert {broker.partition.transactions[name].state for name in names} == {STATES.PREPARE_ABORT}
 
 
 def test_an_idle_transactional_id_is_forgotten_with_a_tombstone() -> None:
