@@ -98,13 +98,19 @@ class CheckpointWriter:
         for entries in self._collected.values():
             entries.get(log.log_dir, {}).pop(log.topic_partition, None)
 
+    def forget_dir(self, path: str) -> None:
+        """Drop what was collected of a directory that has failed: if it comes back, a pass has not seen all its logs."""
+        for entries in self._collected.values():
+            entries.pop(path, None)
+
     def _empty(self) -> _ByDir:
         return {log_dir.path: {} for log_dir in self._dirs.live}
 
     def _write(self, name: str, entries: _ByDir) -> None:
         for log_dir in self._dirs.live:
-            self._written.setdefault(name, {})[log_dir.path] = entries[log_dir.path]
-            self._submit(self._job(log_dir.path, name, entries[log_dir.path]))
+            if log_dir.path in entries:
+                self._written.setdefault(name, {})[log_dir.path] = entries[log_dir.path]
+                self._submit(self._job(log_dir.path, name, entries[log_dir.path]))
 
     def _job(self, log_dir: str, name: str, offsets: dict[TopicPartition, int]) -> FileJob:
         return FileJob(log_dir, lambda: self._files.write_atomic(f"{log_dir}/{name}", encode_offsets(offsets)))
@@ -112,7 +118,8 @@ class CheckpointWriter:
 
 def _add(entries: _ByDir, offsets: LogOffsets) -> None:
     for log, offset in offsets:
-        entries[log.log_dir][log.topic_partition] = offset
+        if log.log_dir in entries:  # otherwise the directory has come back during the pass: the next one covers it
+            entries[log.log_dir][log.topic_partition] = offset
 
 
 def recovery_points(logs: Iterable[Log]) -> LogOffsets:

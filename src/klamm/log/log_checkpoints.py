@@ -84,6 +84,10 @@ class LogCheckpoints:
         """Drop what a running pass has collected of a log that is no longer hosted."""
         self._writer.forget(log)
 
+    def forget_dir(self, path: str) -> None:
+        """Let running passes leave out a directory that has failed."""
+        self._writer.forget_dir(path)
+
     def note_deletion(self, log: Log) -> None:
         """Remember a deleted log for `deletion_pass`, and forget its high watermark."""
         self._deleted.append(log)

@@ -352,6 +352,7 @@ class LogManager:
             return
         self._cleaner.give_up(log_dir)
         self.futures.fail(log_dir)
+        self.checkpoints.forget_dir(log_dir)
         until = "there is room again" if is_full(error) else "the broker is restarted"
         _log.error("%s. Its partitions are offline until %s", sentence, until)
         logs = self._hosted.remove_dir(log_dir)

@@ -12,7 +12,7 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode, LogDirError
-from klamm.log import AppendOrigin, LogConfig, LogManager, append_as_follower, append_as_leader
+from klamm.log import AppendOrigin, LogConfig, LogManager, append_as_follower, append_as_leader, names
 from klamm.log.log_manager import LogEvents
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
@@ -134,6 +134,33 @@ def test_a_full_disk_that_has_room_again_comes_back(partial: int) -> None:
     assert append(manager.get_or_create_log(other), batch(b"more")).base_offset == 1
     manager.shutdown()
     assert files.exists(f"{DIR}/.kafka_cleanshutdown")
+
+
+@pytest.mark.parametrize("begins", ["before", "while it is full"])
+def test_a_disk_that_comes_back_during_a_checkpoint(begins: str) -> None:
+    """The pass has not seen all logs of the directory, so it must not write the directory's file."""
+    files = SmallDisk()
+    manager = LogManager((DIR,), clock=Bench().clock, rng=Random(0), files=files)
+    manager.load_logs()
+    log = manager.get_or_create_log(TopicPartition("t", 0), is_new=True)
+    append(log, batch(b"kept"))
+    path = f"{DIR}/{names.RECOVERY_POINT_CHECKPOINT}"
+    manager.checkpoints.write_recovery_points()
+    written = files.read_bytes(path)
+    checkpoint = manager.checkpoints.recovery_point_pass()
+    files.fault = Faults("pwrite", ".log", code=errno.ENOSPC)
+    assert append_as_leader(log, batch(b"x"), 0).error == ErrorCode.KAFKA_STORAGE_ERROR
+    if begins != "before":
+        checkpoint = manager.checkpoints.recovery_point_pass()
+    files.fault = None
+    files.usable = 1 << 40
+    assert manager.passes.revival() == 1 and not manager.dirs.failures
+    for _ in checkpoint:
+        pass
+    assert files.read_bytes(path) == written
+    for _ in manager.checkpoints.recovery_point_pass():
+        pass
+    assert b"t 0 " in files.read_bytes(path)
 
 
 def test_a_broken_disk_does_not_come_back() -> None:
