@@ -52,7 +52,7 @@ OF_RACES: Final = {
         "    if False:\n",
     ),
     "a_late_question_refuses_a_batch": aimed(
-        "failover while completing",
+        "marker during a question",
         "klamm.replica.transaction_verification",
         "(is_concurrent or self._is_outdated(errors))",
         "is_concurrent",

@@ -122,6 +122,26 @@ async def _fail_over_while_completing(stage: Stage) -> None:
     require(len(ids) > 2, "too few producer ids were used up")
 
 
+async def _mark_during_question(stage: Stage) -> None:
+    """A producer continues before its commit is complete. The marker arrives while the leader asks for its next batch."""
+    actor = Actor(stage, "w", is_new=True)
+    await actor.init()
+    coordinator = await stage.coordinator(actor.transactional_id)
+    tp = await stage.partition_away_from(coordinator)
+    await actor.write(tp)
+    markers = stage.detain(coordinator.host, WriteTxnMarkersRequest)
+    await actor.commit()
+    await stage.detained(markers)
+    question = stage.detain((await stage.leader(tp)).host, AddPartitionsToTxnRequest, coordinator)
+    sending = asyncio.ensure_future(actor.produce(tp))
+    await stage.detained(question)
+    markers.release()
+    await stage.completed(coordinator, actor.transactional_id)
+    question.release()
+    expect("a batch whose question a marker met", await sending, ErrorCode.NONE)
+    await actor.commit()
+
+
 async def _join_questions(stage: Stage) -> None:
     """A client sends a request per partition. Their questions wait for another one, and each has its answer."""
     actor, other = Actor(stage, "w"), Actor(stage, "v")
@@ -181,6 +201,7 @@ async def _lose_question(stage: Stage) -> None:
 AIMS_OF_RACES: Final[dict[str, Aim]] = {
     "timeout during an end": Aim(_time_out_during_end),
     "end during a timeout": Aim(_end_during_timeout),
+    "marker during a question": Aim(_mark_during_question, REPAIRED),
     "failover while completing": Aim(_fail_over_while_completing, REPAIRED, max_epoch=3),
     "joined questions": Aim(_join_questions),
     "lost question": Aim(_lose_question),
