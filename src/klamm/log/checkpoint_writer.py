@@ -99,7 +99,7 @@ class CheckpointWriter:
             entries.get(log.log_dir, {}).pop(log.topic_partition, None)
 
     def forget_dir(self, path: str) -> None:
-        """Drop what was collected of a directory that has failed: if it comes back, a pass has not seen all its logs."""
+        """Drop the entries of a directory that has failed: if it comes back, a pass has not seen all its logs."""
         for entries in self._collected.values():
             entries.pop(path, None)
 

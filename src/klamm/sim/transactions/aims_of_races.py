@@ -123,7 +123,7 @@ async def _fail_over_while_completing(stage: Stage) -> None:
 
 
 async def _mark_during_question(stage: Stage) -> None:
-    """A producer continues before its commit is complete. The marker arrives while the leader asks for its next batch."""
+    """A producer continues before its commit is complete. The marker arrives while the leader asks for the next one."""
     actor = Actor(stage, "w", is_new=True)
     await actor.init()
     coordinator = await stage.coordinator(actor.transactional_id)
