@@ -5,8 +5,8 @@ ordinary data request: a starting broker answers it after the controller's first
 the queue of control requests.
 
 A Kafka broker answers only as a leader, and does not learn the epoch of a partition without a leader: it would refuse
-the question with UNKNOWN_LEADER_EPOCH for ever, as a klamm broker does until it has the epoch. A question without an
-epoch tells them apart: klamm answers it or refuses it likewise, Kafka refuses a follower with another error.
+the question with UNKNOWN_LEADER_EPOCH for ever, as a klamm broker does until it has the epoch. The question is then
+repeated without an epoch. A klamm broker answers it, or gives the same error; a Kafka broker gives another error.
 """
 
 from __future__ import annotations
