@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 class Acceptor:
     """Up to `backlog` connections beyond the quotas wait unread; more are closed.
 
+    Connections from addresses of brokers wait in a line of their own: waiting clients must not keep them from the
+    places that are reserved for brokers.
+
     `AcceptorBlockedPercent` is the share of time in which a connection waited for admission.
     """
 
@@ -53,7 +56,8 @@ class Acceptor:
         self._on_room = on_room
         self._servers: list[asyncio.Server] = []
         self._is_started = False
-        self._waiting: deque[Connection] = deque()
+        self._waiting_brokers: deque[Connection] = deque()
+        self._waiting_clients: deque[Connection] = deque()
         self.open: dict[Connection, None] = {}
         """All connections of the listener, also those that wait for admission."""
         self._next_index = 0
@@ -97,8 +101,10 @@ class Acceptor:
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
         self.open[connection] = None
         self._identify(connection, transport)
-        if self._waiting or not self._try_admit(connection):
-            self._wait(connection)
+        is_broker = self._quotas.is_broker_address(connection.context.client_host)
+        line = self._waiting_brokers if is_broker else self._waiting_clients
+        if line or not self._try_admit(connection):
+            self._wait(connection, line)
 
     def _on_connection_lost(self, connection: Connection) -> None:
         self.open.pop(connection, None)
@@ -108,13 +114,18 @@ class Acceptor:
             self._on_room()
 
     def admit_waiting(self) -> None:
-        """Admit waiting connections in their order, as far as the quotas allow."""
-        while self._waiting and self._is_started:
-            connection = self._waiting[0]
+        """Admit waiting connections, those of brokers first, in their order and as far as the quotas allow."""
+        self._admit_from(self._waiting_brokers)
+        self._admit_from(self._waiting_clients)
+        if not self._waiting_brokers and not self._waiting_clients:
+            self._blocked.end()
+
+    def _admit_from(self, line: deque[Connection]) -> None:
+        while line and self._is_started:
+            connection = line[0]
             if not connection.is_closed and not self._try_admit(connection):
                 return
-            self._waiting.popleft()
-        self._blocked.end()
+            line.popleft()
 
     def _identify(self, connection: Connection, transport: asyncio.Transport) -> None:
         local = _address(transport.get_extra_info("sockname"), (self.endpoint.host, self.port))
@@ -157,8 +168,8 @@ class Acceptor:
         else:
             connection.admit()
 
-    def _wait(self, connection: Connection) -> None:
-        if len(self._waiting) >= self._backlog:
+    def _wait(self, connection: Connection, line: deque[Connection]) -> None:
+        if len(line) >= self._backlog:
             _log.info(
                 "Refusing connection %s: %d connections wait for admission already",
                 connection.context.connection_id,
@@ -168,7 +179,7 @@ class Acceptor:
             return
         if self._is_started:
             self._blocked.begin()
-        self._waiting.append(connection)
+        line.append(connection)
 
     # The end.
 
@@ -181,7 +192,8 @@ class Acceptor:
     async def shutdown(self) -> None:
         self.close()
         self._is_started = False
-        self._waiting.clear()
+        self._waiting_brokers.clear()
+        self._waiting_clients.clear()
         for connection in list(self.open):
             connection.close()
         await asyncio.sleep(0)

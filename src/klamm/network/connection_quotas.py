@@ -38,7 +38,7 @@ class ConnectionQuotas:
     """Counts connections.
 
     Brokers always reach each other: the listeners that only they use are exempt from the limits per address and from
-    the broker-wide one, and on a shared listener the addresses of brokers have a reserve above both.
+    the broker-wide one, and on a shared listener the addresses of brokers have a reserve above all limits.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ConnectionQuotas:
     ) -> None:
         self.limits = limits
         self._protected_listeners = protected_listeners
-        self._is_broker_address = is_broker_address
+        self.is_broker_address = is_broker_address
         self._total = 0
         self._by_listener: dict[str, int] = {}
         self._by_ip: dict[str, int] = {}
@@ -69,7 +69,8 @@ class ConnectionQuotas:
         per_ip = limits.max_connections_per_ip_overrides.get(ip, limits.max_connections_per_ip)
         if not is_protected and not self._has_room(self._by_ip.get(ip, 0), per_ip, ip):
             return Admission.REFUSE
-        if self._by_listener.get(listener, 0) >= limits.listener_max_connections.get(listener, NO_LIMIT):
+        per_listener = limits.listener_max_connections.get(listener, NO_LIMIT)
+        if not self._has_room(self._by_listener.get(listener, 0), per_listener, ip):
             return Admission.WAIT
         admission = Admission.ADMIT
         if is_protected:
@@ -83,7 +84,7 @@ class ConnectionQuotas:
         return admission
 
     def _has_room(self, count: int, limit: int, ip: str) -> bool:
-        return count < limit or (count < limit + BROKER_RESERVE and self._is_broker_address(ip))
+        return count < limit or (count < limit + BROKER_RESERVE and self.is_broker_address(ip))
 
     def release(self, listener: str, ip: str) -> None:
         assert self._by_ip.get(ip, 0) > 0 and self._by_listener.get(listener, 0) > 0

@@ -14,6 +14,7 @@ from klamm.config import KafkaConfig
 from klamm.controller.controller_runner import ControllerRunner
 from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH
 from klamm.log.files import Files
+from klamm.server.broker_addresses import Resolve, resolve_name
 from klamm.server.coordination import Coordination
 
 OnFailure = Callable[[str], None]
@@ -25,7 +26,7 @@ class Environment:
 
     `files` None is the file system; `file_worker` None is a thread of the log manager, `record_worker` None is the
     thread that validates large batches. `on_built` is called with the broker before it registers. A small
-    `max_producer_epoch` lets the epochs of transactional producers overflow early.
+    `max_producer_epoch` lets the epochs of transactional producers overflow early. `resolve` None: hosts are addresses.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -37,4 +38,5 @@ class Environment:
     coordination: Callable[[KafkaConfig, OnFailure | None], Coordination] = Coordination
     controller_runner: type[ControllerRunner] = ControllerRunner
     max_producer_epoch: int = MAX_PRODUCER_EPOCH
+    resolve: Resolve | None = resolve_name
     on_built: Callable[[Broker], None] = lambda broker: None

@@ -11,7 +11,6 @@ from typing import Final
 
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller.config import ControllerConfig, InterBrokerProtocol
-from klamm.metadata import MetadataSnapshot
 from klamm.model import EndPoint
 from klamm.network.connection_quotas import ConnectionLimits
 from klamm.network.socket_server import SocketServer, SocketServerConfig
@@ -19,7 +18,6 @@ from klamm.security.listener_security import ListenerSecurity
 from klamm.security.outgoing import OutgoingSecurity
 
 _FLUSH_CHECK_MS: Final = 1_000
-_LOOPBACK: Final = ("127.0.0.1", "::1")
 
 
 def connection_limits(config: KafkaConfig) -> ConnectionLimits:
@@ -46,13 +44,6 @@ def socket_server(config: KafkaConfig, security: Mapping[str, ListenerSecurity])
         inter_broker_listener=config.inter_broker_listener,
         security=security,
     )
-
-
-def is_broker_address(address: str, config: KafkaConfig, snapshot: MetadataSnapshot) -> bool:
-    """Whether a broker advertises this address; names other than localhost are not resolved."""
-    hosts = {endpoint.host for endpoint in config.advertised_endpoints}
-    hosts.update(endpoint.host for node in snapshot.brokers.values() for endpoint in node.endpoints)
-    return address in hosts or (address in _LOOPBACK and "localhost" in hosts)
 
 
 def follow_network_keys(configs: ConfigRepository, sockets: SocketServer) -> None:

@@ -32,6 +32,7 @@ from klamm.security.acl.authorizer import AclAuthorizer
 from klamm.server import collector, file_limit, identity, periodic_tasks, registration, settings
 from klamm.server.assembly import Assembly, assemble, shut_down
 from klamm.server.background_tasks import BackgroundTasks
+from klamm.server.broker_addresses import BrokerAddresses
 from klamm.server.broker_security import BrokerSecurity, check_security, metrics_context
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
@@ -235,6 +236,10 @@ class Starting:
         config = broker.config
         for source in security.mechanisms.key_sources:
             self._tasks.spawn(refresh_keys(source))
+        resolve = self._environment.resolve
+        addresses = BrokerAddresses(config.advertised_endpoints, broker.metadata, self._tasks.spawn, resolve)
+        if resolve is not None:
+            self._tasks.spawn(addresses.resolve_periodically())
         sockets = SocketServer(
             config.endpoints,
             bind(apis.ALL, broker),
@@ -242,7 +247,7 @@ class Starting:
             clock=broker.clock,
             registry=broker.metrics,
             config=settings.socket_server(config, security.listeners),
-            is_broker_address=lambda address: settings.is_broker_address(address, config, broker.metadata.snapshot),
+            is_broker_address=addresses.includes,
             client_quotas=broker.quotas,
         )
         sockets.handler_pool.on_failed = self._control_log.on_failed_request

@@ -124,6 +124,7 @@ class SimNode:
             coordination=coordination,
             controller_runner=ControllerTaskRunner,
             max_producer_epoch=cluster.max_producer_epoch,
+            resolve=None,
             on_built=self._report_leaders,
         )
 

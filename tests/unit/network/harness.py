@@ -106,6 +106,7 @@ class Server:
         clock: Clock | None = None,
         started: bool = True,
         quotas: ClientQuotas | None = None,
+        broker_addresses: tuple[str, ...] = (),
     ) -> None:
         self.clock = clock if clock is not None else SystemClock()
         self.registry = MetricsRegistry(self.clock)
@@ -121,6 +122,7 @@ class Server:
                 control_plane_listener=control_plane_listener,
                 inter_broker_listener=inter_broker_listener,
             ),
+            is_broker_address=broker_addresses.__contains__,
             client_quotas=self.quotas,
         )
         self._started = started
@@ -149,9 +151,9 @@ class Server:
         for acceptor in self.network.acceptors:
             acceptor.start_processing()
 
-    async def client(self, listener: str | None = None) -> RawClient:
+    async def client(self, listener: str | None = None, *, address: str = "127.0.0.1") -> RawClient:
         port = self.port if listener is None else self.network.bound_port(listener)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
         self._clients.append(RawClient(reader, writer))
         return self._clients[-1]
 

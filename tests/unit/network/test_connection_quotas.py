@@ -65,6 +65,15 @@ def test_brokers_have_a_reserve_on_a_shared_listener() -> None:
     assert quotas.acquire("L", "10.0.0.1") is Admission.WAIT
 
 
+def test_brokers_have_a_reserve_above_the_limit_of_a_listener() -> None:
+    limits = ConnectionLimits(listener_max_connections={"L": 1})
+    quotas = ConnectionQuotas(limits, is_broker_address=lambda ip: ip == "10.0.0.1")
+    assert quotas.acquire("L", "10.0.0.9") is Admission.ADMIT
+    assert quotas.acquire("L", "10.0.0.9") is Admission.WAIT
+    assert [quotas.acquire("L", "10.0.0.1") for _ in range(BROKER_RESERVE)] == [Admission.ADMIT] * BROKER_RESERVE
+    assert quotas.acquire("L", "10.0.0.1") is Admission.WAIT
+
+
 def test_limits_per_address_do_not_hold_for_the_listeners_of_brokers() -> None:
     quotas = ConnectionQuotas(ConnectionLimits(max_connections_per_ip=1), protected_listeners={"IN"})
     assert [quotas.acquire("IN", "10.0.0.1") for _ in range(3)] == [Admission.ADMIT] * 3

@@ -110,6 +110,44 @@ def test_above_max_connections_new_ones_wait_for_a_place(run: Run) -> None:
     run(scenario())
 
 
+@both_loops
+def test_brokers_do_not_wait_behind_clients(run: Run) -> None:
+    """Also if as many clients wait as may wait."""
+
+    async def scenario() -> None:
+        config = SocketServerConfig(connection_limits=ConnectionLimits(max_connections=1), socket_listen_backlog_size=1)
+        async with Server(heartbeat_api(), config=config, broker_addresses=("127.0.0.2",)) as server:
+            client, waiting = await server.client(), await server.client()
+            assert await ask(client, 1) == 1
+            await until(lambda: muted(server) == {"not-admitted": 1})
+            broker = await server.client(address="127.0.0.2")
+            assert await ask(broker, 2) == 2
+            assert muted(server) == {"not-admitted": 1}
+            await broker.close()
+            await until(lambda: server.network.connection_count == 1)
+            assert muted(server) == {"not-admitted": 1}
+            await client.close()
+            assert await ask(waiting, 3) == 3
+            await waiting.close()
+
+    run(scenario())
+
+
+def test_brokers_that_connected_before_the_start_do_not_wait_behind_clients() -> None:
+    async def scenario() -> None:
+        config = limited(max_connections=1)
+        async with Server(heartbeat_api(), config=config, started=False, broker_addresses=("127.0.0.2",)) as server:
+            clients = [await server.client() for _ in range(2)]
+            broker = await server.client(address="127.0.0.2")
+            await settled()
+            server.network.start_processing()
+            assert await ask(broker, 1) == 1
+            for each in (*clients, broker):
+                await each.close()
+
+    asyncio.run(scenario())
+
+
 def test_no_more_than_the_backlog_waits() -> None:
     async def scenario() -> None:
         config = SocketServerConfig(connection_limits=ConnectionLimits(max_connections=1), socket_listen_backlog_size=2)
