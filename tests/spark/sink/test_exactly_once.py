@@ -353,6 +353,29 @@ def test_the_next_job_completes_a_decided_job_whose_driver_died(
     assert committed(spark, cluster, name) == ["a", "b", "c"], "nothing is left to complete"
 
 
+def test_a_job_succeeds_while_another_driver_completes_it(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are committed: a driver that reported a failure would have them written once more."""
+    name = topic("job", partitions=2)
+    sink = Sink(cluster, name)
+    prepared = sink.job(["a", "b", "c"])
+    write = StateTopic._write
+
+    def late(self: StateTopic, change: Transaction, key: str, value: bytes | None) -> None:
+        if value is None:  # the state is removed
+            monkeypatch.undo()
+            SinkDriver(sink.servers, TIMEOUT_MS).finish_jobs()  # as a job that starts now does
+        write(self, change, key, value)
+
+    monkeypatch.setattr(StateTopic, "_write", late)
+    sink.driver.commit_job(prepared, may_have_leftovers=False)
+    assert StateTopic._write is write, "the state was removed"
+    assert committed(spark, cluster, name) == ["a", "b", "c"]
+    sink.driver.finish_jobs()
+    assert committed(spark, cluster, name) == ["a", "b", "c"], "nothing is left to complete"
+
+
 def test_a_zombie_disturbs_no_other_and_fails_with_a_sentence(
     spark: SparkSession, cluster: LocalCluster, topic: TopicFactory
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -25,6 +25,8 @@ from klamm.spark.sink.sink_state import SinkState, driver_id, parse_state
 from klamm.spark.source.range_fetch import fetch_batches
 from klamm.spark.source.read_options import DEFAULT_BATCH_BYTES, parse_read_options
 from klamm.spark.source.source_offsets import OffsetRange
+
+T = TypeVar("T")
 
 PARTITIONS: Final = 8
 CHANGE_TIMEOUT_MS: Final = 60_000
@@ -75,25 +77,20 @@ class StateTopic:
 
         The rule runs again if another driver changed the state meanwhile.
         """
-        problem: ProducerFencedError | None = None
-        for _ in range(_FENCED_TRIES):
-            try:
-                change = self._transactions.begin(driver_id(sink), CHANGE_TIMEOUT_MS)
-                state = self.read(sink)
-                if (new := rule(state)) is None:
-                    return None
-                if new != state:
-                    self._write(change, sink, new.to_json().encode())
-                return new
-            except ProducerFencedError as error:
-                problem = error
-        raise ClientError(
-            f"The state of the sink {sink} was not written: other drivers of the sink are writing it too ({problem})."
-        )
+
+        def attempt(change: Transaction) -> SinkState | None:
+            state = self.read(sink)
+            if (new := rule(state)) is None:
+                return None
+            if new != state:
+                self._write(change, sink, new.to_json().encode())
+            return new
+
+        return self._attempt(sink, attempt)
 
     def remove(self, sink: str) -> None:
-        """Remove the state of a sink that nobody will use again."""
-        self._write(self._transactions.begin(driver_id(sink), CHANGE_TIMEOUT_MS), sink, None)
+        """Remove the state of a sink that nobody will use again. Several drivers may do so at the same time."""
+        self._attempt(sink, lambda change: self._write(change, sink, None))
 
     def read(self, sink: str) -> SinkState | None:
         return self._read(self._partition(sink)).get(sink)
@@ -106,6 +103,18 @@ class StateTopic:
         return found
 
     # --- inside ---
+
+    def _attempt(self, sink: str, act: Callable[[Transaction], T]) -> T:
+        """Act in a transaction of the sink's driver id, again if another driver has fenced it meanwhile."""
+        problem: ProducerFencedError | None = None
+        for _ in range(_FENCED_TRIES):
+            try:
+                return act(self._transactions.begin(driver_id(sink), CHANGE_TIMEOUT_MS))
+            except ProducerFencedError as error:
+                problem = error
+        raise ClientError(
+            f"The state of the sink {sink} was not written: other drivers of the sink are writing it too ({problem})."
+        )
 
     def _read(self, tp: TopicPartition) -> dict[str, SinkState]:
         """Read a partition to its end. All transactions that began before are over by then, whatever became of them."""
