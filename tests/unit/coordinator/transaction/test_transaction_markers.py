@@ -15,7 +15,7 @@ from klamm.coordinator.transaction.transaction_metadata import TransactionState,
 from klamm.coordinator.transaction.transaction_state_manager import TRANSACTIONS_PER_SLICE
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from tests.unit.coordinator.transaction.txn_harness import T0, T1, TIMEOUT_MS, TXN, TxnHarness
+from tests.unit.coordinator.transaction.txn_harness import FIRST_ID, T0, T1, TIMEOUT_MS, TXN, TxnHarness
 
 NONE = ErrorCode.NONE
 STATES = TransactionState
@@ -283,17 +283,22 @@ def test_an_old_coordinator_drops_its_markers() -> None:
     assert broker.completions.markers.take(1) is None
 
 
-def test_kafka_16352_an_answer_of_an_earlier_term_does_not_stop_the_present_one() -> None:
+@pytest.mark.parametrize("course", ["lost before the election", "lost after it", "answered after it"])
+def test_kafka_16352_a_request_of_an_earlier_term_does_not_stop_the_present_one(course: str) -> None:
     broker = TxnHarness().start()
     broker.holds = True
     prepared(broker, T0)
-    stale = broker.completions.markers.take(1)
+    markers = broker.completions.markers
+    stale = markers.take(1)
     assert stale is not None
     broker.resign(1)
+    if course == "lost before the election":
+        markers.on_failure(stale)  # it waits to be sent again
     broker.elect(2)
-    # The request of the first term fails, and its answer arrives as well: neither touches the second completion.
-    broker.completions.markers.on_failure(stale)
-    broker.completions.markers.on_response(stale, {})
+    if course == "lost after it":
+        markers.on_failure(stale)
+    if course == "answered after it":
+        markers.on_response(stale, {FIRST_ID: {T0: NONE}})
     assert broker.state() is STATES.PREPARE_COMMIT
     broker.deliver()
     assert [marker.coordinator_epoch for marker in broker.leaders.received] == [2]

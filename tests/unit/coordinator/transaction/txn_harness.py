@@ -42,6 +42,7 @@ class Marker:
     producer: ProducerIdAndEpoch
     commit: bool
     coordinator_epoch: int
+    version: TransactionVersion
 
 
 @dataclass
@@ -59,9 +60,9 @@ class Leaders:
     def receive(self, batch: MarkerBatch) -> dict[int, dict[TopicPartition, ErrorCode]]:
         answer: dict[int, dict[TopicPartition, ErrorCode]] = {}
         for producer_id, (completion, partitions) in batch.entries.items():
-            epoch = completion.partition.coordinator_epoch
-            markers = [Marker(tp, completion.value.identity, completion.commit, epoch) for tp in partitions]
-            self.received += markers
+            value, epoch = completion.value, completion.partition.coordinator_epoch
+            for tp in partitions:
+                self.received.append(Marker(tp, value.identity, completion.commit, epoch, value.client_version))
             answer[producer_id] = {tp: self.errors.get(tp, ErrorCode.NONE) for tp in partitions}
         return answer
 
