@@ -34,12 +34,14 @@ from klamm.security.secret import Secret
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.key_checks import check_successor, check_trusted
 from klamm.security.tls.principal_mapping import PrincipalMapper
+from klamm.server.exposure import refuse_exposure
 from klamm.server.sasl_mechanisms import SaslMechanisms
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _PEER_ITERATIONS: Final = 4096
+_CLIENT_AUTH: Final = "ssl.client.auth"
 TLS_KEYS: Final = tuple(name for name in LISTENER_KEYS if name.startswith("ssl."))
 
 
@@ -85,6 +87,8 @@ class BrokerSecurity:
 
     def _prepare(self, config: KafkaConfig, tls: Mapping[str, TlsSettings]) -> _Material:
         """Read the key material that new connections need. Raises ConfigError."""
+        if any(name.endswith(_CLIENT_AUTH) for name in config.dynamic):
+            refuse_exposure(config)  # The start has checked the value of the broker's file only.
         contexts = {name: _naming(name, partial(server_context, settings)) for name, settings in tls.items()}
         mappers = {name: _mapper(config.listener_settings(name)) for name in tls}
         outgoing = self._outgoing(config)

@@ -137,3 +137,42 @@ def test_a_reload_with_a_bad_file_keeps_the_old_certificate(tmp_path: Path, form
     files.broker.write_bytes(files.new_keystore())
     configs.reload_files()
     assert made.listeners["SSL"].context is not before and served_certificate(made, files) != served
+
+
+@pytest.mark.parametrize("key", ["ssl.client.auth", "listener.name.ssl.ssl.client.auth"])
+def test_a_change_does_not_open_a_listener_to_other_machines(
+    tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = write_tls_files(tmp_path, "PEM")
+
+    def repository(host: str, **more: str) -> ConfigRepository:
+        given = {
+            "broker.id": 5,
+            "listeners": f"SSL://{host}:0",
+            "advertised.listeners": "SSL://localhost:0",
+            "security.inter.broker.protocol": "SSL",
+            "ssl.client.auth": "required",
+            **files.settings(),
+            **more,
+        }
+        return ConfigRepository(KafkaConfig(given), 5)
+
+    def secured(configs: ConfigRepository) -> BrokerSecurity:
+        return BrokerSecurity(configs, 5, "cluster", Secret("the secret."))
+
+    configs = repository("")
+    made = secured(configs)
+    for value in ("none", "requested"):
+        assert "without authentication on every address" in (configs.file_problem({key: value}) or "")
+    configs.set_broker("5", {key: "none"})  # written to ZooKeeper by another tool
+    context = made.listeners["SSL"].context
+    assert context is not None and context.verify_mode == ssl.CERT_REQUIRED
+    assert "without authentication on every address" in caplog.text
+    with pytest.raises(ConfigError, match="without authentication on every address"):
+        secured(configs)
+    for allowed in (repository("localhost"), repository("", **{"klamm.allow.unauthenticated.listeners": "true"})):
+        other = secured(allowed)
+        assert allowed.file_problem({key: "none"}) is None
+        allowed.set_broker("5", {key: "none"})
+        context = other.listeners["SSL"].context
+        assert context is not None and context.verify_mode == ssl.CERT_NONE
