@@ -110,11 +110,22 @@ def test_znodes_of_clients_that_ask_for_no_rules(tmp_path: Path) -> None:
         client.set_acls("/a/b", OPEN_ACL_UNSAFE)
         for path in ("/a", "/a/b", "/ephemeral", "/sequence/n-0000000000", CREDENTIALS):
             assert {rule.id.scheme for rule in client.get_acls(path)[0]} <= {"digest", "world"}
-            assert client.exists(path).aversion >= 1
     found = rules(tmp_path)
     hidden = found.pop("/strangers")
     assert hidden == (ALL_OF_OWNER,)
     check_guarded(found)
+
+
+def test_versions_of_rules_are_those_of_the_answers(tmp_path: Path) -> None:
+    """A client that compares versions does not learn of the rules that the server adds, and is not refused by them."""
+    with served(tmp_path, SECRET) as address, connected(address, SECRET) as client:
+        path, created = client.create("/a", b"", include_data=True)
+        assert (created.aversion, client.exists(path).aversion) == (0, 0)
+        changed = client.set_acls(path, OPEN_ACL_UNSAFE, created.aversion)
+        assert (changed.aversion, client.exists(path).aversion) == (1, 1)
+        assert client.set_acls(path, OPEN_ACL_UNSAFE, changed.aversion).aversion == 2
+    assert recovered(tmp_path).nodes["/a"].aversion == 2
+    check_guarded(rules(tmp_path))
 
 
 def test_a_directory_that_was_used_without_a_secret(tmp_path: Path) -> None:

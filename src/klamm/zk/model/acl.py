@@ -10,6 +10,8 @@ from klamm.zk.model.ops import OPEN_ACL, Acl, Id, InvalidAcl, NoAuth, Perms
 
 SUPER: Final = (Id("super", ""),)
 """Passes every check: the tree's own user, such as the simulator or the replay of the log."""
+SERVER: Final = (Id("super", "server"),)
+"""The server itself. Its changes of rules belong to a request, so the version of the rules does not count them."""
 _MAX_NETWORK_CHARS: Final = 256
 """Maximum length: longer than any address with a scope and a prefix length. The cache never drops parsed texts."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, TypeVar, assert_never, overload
 
-from klamm.zk.model.acl import READ_ACL_PERMS, SUPER, check_acl, resolve_acl
+from klamm.zk.model.acl import READ_ACL_PERMS, SERVER, SUPER, check_acl, resolve_acl
 from klamm.zk.model.nodes import Session, Znode, is_valid_path
 from klamm.zk.model.ops import (
     Acl,
@@ -344,7 +344,7 @@ class ZnodeTree:
 
         self._undo.append(undo)
         self._ruled.append(op.path)
-        node.acl, node.aversion = acl, node.aversion + 1
+        node.acl, node.aversion = acl, node.aversion + (tuple(auth) != SERVER)
         return SetDataResult(node.stat())
 
     def _valid_node(self, path: str) -> Znode:

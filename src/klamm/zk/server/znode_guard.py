@@ -2,7 +2,8 @@
 
 Clients choose the rules of the znodes that they create, and `/` and `/zookeeper` are older than any client. So the
 server itself completes the rules: those of all znodes when it starts, and those of a new znode or of a setAcl at once,
-before it answers. Each change of rules is a logged setAcl like that of a client. A start therefore also guards a
+before it answers. Each change of rules is a logged setAcl like that of a client, except that it does not count in
+`aversion`: the answer to the request has the version that ZooKeeper would return. A start therefore also guards a
 directory that was used without a secret, and replaces the rules of an earlier secret.
 """
 
@@ -15,7 +16,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from klamm.zk.model import jute
-from klamm.zk.model.acl import SUPER, is_allowed
+from klamm.zk.model.acl import SERVER, is_allowed
 from klamm.zk.model.default_acls import is_sensitive
 from klamm.zk.model.jute import OpCode
 from klamm.zk.model.ops import OPEN_ACL, Acl, Id, Perms, SetAcl
@@ -83,7 +84,7 @@ class ZnodeGuard:
     def _set_rules(self, paths: list[str], session_id: int, now_ms: int) -> None:
         for path in paths:
             body = jute.set_acl_bytes(SetAcl(path, self._rules(path)))
-            self._logged.write(session_id, OpCode.SET_ACL, body, now_ms, SUPER)
+            self._logged.write(session_id, OpCode.SET_ACL, body, now_ms, SERVER)
 
     def _is_complete(self, path: str) -> bool:
         return self._rules(path) == self._tree.nodes[path].acl
