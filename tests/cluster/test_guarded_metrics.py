@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,15 @@ def test_status_reads_guarded_metrics(cluster: LocalCluster, tmp_path: Path) -> 
 def test_status_reports_how_to_log_in(cluster: LocalCluster, tmp_path: Path, login: str | None) -> None:
     assert epoch(cluster, tmp_path, login) is None
     assert "klamm.metrics.basic.auth" in " ".join(status(cluster, tmp_path, login).output.split())
+
+
+def test_a_new_certificate_reaches_the_metrics(cluster: LocalCluster) -> None:
+    address = cluster.metrics_address(1)
+    assert address is not None
+    host, _, port = address.rpartition(":")
+    before = ssl.get_server_certificate((host, int(port)))
+    cluster.renew_certificate()
+    assert ssl.get_server_certificate((host, int(port))) != before
 
 
 @pytest.mark.parametrize(

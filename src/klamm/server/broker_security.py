@@ -31,9 +31,10 @@ from klamm.security.sasl.scram_credential import credential_of, salted_password
 from klamm.security.sasl.server_authenticator import SaslSettings
 from klamm.security.sasl.server_mechanisms import PeerServer
 from klamm.security.secret import Secret
-from klamm.security.tls.contexts import TlsSettings, client_context, server_context
+from klamm.security.tls.contexts import TlsSettings, client_context, server_context, use_key_pair
 from klamm.security.tls.key_checks import check_successor, check_trusted
 from klamm.security.tls.principal_mapping import PrincipalMapper
+from klamm.security.tls.stores import KeyPair
 from klamm.server.exposure import refuse_exposure
 from klamm.server.sasl_mechanisms import SaslMechanisms
 
@@ -64,6 +65,8 @@ class BrokerSecurity:
         self._peer = SaslCredentials(KLAMM_PEER, str(broker_id), secret)
         self.mechanisms = SaslMechanisms(configs.user_credentials, secret)
         self._tls: Mapping[str, TlsSettings] = {}
+        self._metrics: tuple[SSLContext, KeyPair | None] | None = None
+        """The TLS of the metrics endpoint, and the key pair that it uses."""
         budget, failures, peer = FailureBudget(), FailureLog(), _peer_settings(cluster_id, secret)
         self.listeners = {
             endpoint.listener: ListenerSecurity(
@@ -122,9 +125,16 @@ class BrokerSecurity:
             for name in names
         }
 
+    def metrics_context(self) -> SSLContext:
+        """Return the TLS of the metrics endpoint: the broker's own keystore, also a later one. Raises ConfigError."""
+        context, _ = self._metrics = _metrics_tls(self._configs.config)
+        return context
+
     def _check(self, config: KafkaConfig) -> None:
         """Raises ConfigError if the key material of a new configuration cannot replace the present one."""
         self._succeed(config, self._load(config))
+        if self._metrics is not None:
+            _metrics_tls(config)
 
     def _succeed(self, config: KafkaConfig, tls: Mapping[str, TlsSettings]) -> _Material:
         for name, new in tls.items():
@@ -133,25 +143,44 @@ class BrokerSecurity:
 
     def _reload(self) -> None:
         """Read the files again. If nothing has changed, nothing else is done."""
-        if not self._tls:
-            return
-        config, before = self._configs.config, self._tls
-        try:
-            loaded = self._load(config)
-            if loaded == before:
-                return
-            self._apply(self._succeed(config, loaded))
-        except ConfigError as error:
-            log.error("New certificates are not used, the old ones stay in use: %s", error)
-            return
-        changed = ", ".join(name for name, settings in loaded.items() if settings != before[name])
-        log.info("New connections to %s use new key material", changed)
+        for reload in (self._reload_listeners, self._reload_metrics):
+            try:
+                changed = reload(self._configs.config)
+            except ConfigError as error:
+                log.error("New certificates are not used, the old ones stay in use: %s", error)
+            else:
+                if changed:
+                    log.info("New connections to %s use new key material", changed)
+
+    def _reload_listeners(self, config: KafkaConfig) -> str:
+        """Return the names of the listeners that changed."""
+        before = self._tls
+        loaded = self._load(config)
+        if loaded == before:
+            return ""
+        self._apply(self._succeed(config, loaded))
+        return ", ".join(name for name, settings in loaded.items() if settings != before[name])
+
+    def _reload_metrics(self, config: KafkaConfig) -> str:
+        if self._metrics is None:
+            return ""
+        context, before = self._metrics
+        _, pair = _metrics_tls(config)
+        if pair is None or pair == before:
+            return ""
+        use_key_pair(context, pair)
+        self._metrics = context, pair
+        return "the metrics endpoint"
 
 
-def metrics_context(config: KafkaConfig) -> SSLContext:
-    """The TLS of the metrics endpoint: the broker's own keystore. Raises ConfigError."""
+def _metrics_tls(config: KafkaConfig) -> tuple[SSLContext, KeyPair | None]:
     given = {name: to_text(value) for name in TLS_KEYS if (value := config[name]) is not None}
-    return _naming("of the metrics", lambda: server_context(TlsSettings(key_pair=client_key_pair(given))))
+
+    def make() -> tuple[SSLContext, KeyPair | None]:
+        pair = client_key_pair(given)
+        return server_context(TlsSettings(key_pair=pair)), pair
+
+    return _naming("of the metrics", make)
 
 
 def check_security(config: KafkaConfig) -> None:

@@ -33,7 +33,7 @@ from klamm.server import collector, file_limit, identity, periodic_tasks, regist
 from klamm.server.assembly import Assembly, assemble, shut_down
 from klamm.server.background_tasks import BackgroundTasks
 from klamm.server.broker_addresses import BrokerAddresses
-from klamm.server.broker_security import BrokerSecurity, check_security, metrics_context
+from klamm.server.broker_security import BrokerSecurity, check_security
 from klamm.server.control_log import ControlLogWriter
 from klamm.server.controlled_shutdown import controlled_shutdown
 from klamm.server.coordination import Coordination
@@ -94,7 +94,7 @@ class Starting:
         broker = parts.broker
         logs_end = LogsEnd(broker)
         ending.add(logs_end.close)
-        metrics = await self._serve_metrics(broker)
+        metrics = await self._serve_metrics(broker, security)
         ending.add(partial(_stop_controller, parts.controller, coordination, session_timeout_ms))
         ending.add(self._tasks.stop)
         sockets = self._make_sockets(broker, security)
@@ -220,11 +220,11 @@ class Starting:
         logs.load_logs(owner)
         return logs
 
-    async def _serve_metrics(self, broker: Broker) -> MetricsServer:
+    async def _serve_metrics(self, broker: Broker, security: BrokerSecurity) -> MetricsServer:
         """Start the endpoint, unless its port is negative."""
         config = broker.config
         host, port = config.klamm_metrics_host, config.klamm_metrics_port
-        tls = metrics_context(config) if config.klamm_metrics_ssl_enable and port >= 0 else None
+        tls = security.metrics_context() if config.klamm_metrics_ssl_enable and port >= 0 else None
         server = MetricsServer(broker.metrics, host, port, tls=tls, login=config.klamm_metrics_basic_auth)
         if port >= 0:
             self.ending.add(server.stop)

@@ -107,6 +107,11 @@ def served_certificate(made: BrokerSecurity, files: TlsFiles) -> bytes:
     )
     context = made.listeners["SSL"].context
     assert context is not None
+    return certificate_of(client, context)
+
+
+def certificate_of(client: ssl.SSLContext, context: ssl.SSLContext) -> bytes:
+    """Shake hands in memory. Return the certificate of the server."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_hostname="localhost"),
@@ -116,7 +121,8 @@ def served_certificate(made: BrokerSecurity, files: TlsFiles) -> bytes:
         with contextlib.suppress(ssl.SSLWantReadError):
             side.do_handshake()
     found = sides[0].getpeercert(binary_form=True)
-    assert found is not None and sides[1].getpeercert(binary_form=True) is not None
+    is_mutual = context.verify_mode == ssl.CERT_REQUIRED
+    assert found is not None and (sides[1].getpeercert(binary_form=True) is not None) is is_mutual
     return found
 
 
@@ -176,3 +182,22 @@ def test_a_change_does_not_open_a_listener_to_other_machines(
         allowed.set_broker("5", {key: "none"})
         context = other.listeners["SSL"].context
         assert context is not None and context.verify_mode == ssl.CERT_NONE
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_the_metrics_endpoint_uses_a_new_certificate(
+    tmp_path: Path, protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = write_tls_files(tmp_path, "PEM")
+    listeners = {"listeners": f"{protocol}://localhost:0", "security.inter.broker.protocol": protocol}
+    configs = ConfigRepository(KafkaConfig({"broker.id": 5, **listeners, **files.settings()}))
+    made = BrokerSecurity(configs, 5, "cluster", Secret("the secret."))
+    endpoint, scraper = made.metrics_context(), client_context(TlsSettings(trusted=files.ca.read_bytes()))
+    first, good = certificate_of(scraper, endpoint), files.broker.read_bytes()
+    files.broker.write_bytes(good[: len(good) // 2])
+    assert "cannot be used" in (configs.file_problem({"ssl.keystore.location": str(files.broker)}) or "")
+    configs.reload_files()
+    assert certificate_of(scraper, endpoint) == first and "New certificates are not used" in caplog.text
+    files.broker.write_bytes(files.new_keystore())
+    configs.reload_files()
+    assert certificate_of(scraper, endpoint) != first
