@@ -94,7 +94,7 @@ def _converted_in_slices(broker: Broker, version: int, req: FetchRequest, answer
 
 
 def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> Answer:
-    opening = open_context(broker, ctx.api_version, req)
+    opening = open_context(broker, ctx.api_version, req, is_follower=_is_follower(broker, ctx, req))
     try:
         next(opening)
     except StopIteration as done:
@@ -225,6 +225,12 @@ def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
         return req.replica_id, -1
     state = req.replica_state
     return (-1, -1) if state is None else (state.replica_id, state.replica_epoch)
+
+
+def _is_follower(broker: Broker, ctx: RequestContext, req: FetchRequest) -> bool:
+    """Whether a broker sends the request. A guard has checked its proof if there is no authorizer."""
+    is_claimed = _replica(ctx.api_version, req)[0] >= 0
+    return is_claimed and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION, is_probe=True)
 
 
 def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchParams:

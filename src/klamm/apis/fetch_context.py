@@ -106,9 +106,12 @@ class FetchContext:
         return is_news
 
 
-def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[None, None, FetchContext | ErrorCode]:
+def open_context(
+    broker: Broker, version: int, req: FetchRequest, *, is_follower: bool
+) -> Generator[None, None, FetchContext | ErrorCode]:
     """Return the request's partitions. The epoch decides whether the session is created, resumed or closed.
 
+    A session of a follower takes the place of a consumer's if there are too many.
     A request of few partitions, with a session in which little changed, takes one step.
     """
     sessions = broker.fetch_sessions
@@ -121,7 +124,7 @@ def open_context(broker: Broker, version: int, req: FetchRequest) -> Generator[N
     if req.session_epoch == FINAL_EPOCH or not 0 < count <= MAX_SESSION_PARTITIONS:
         return (yield from _without_session(broker, req, uses_ids))
     created = sessions.create(
-        is_privileged=req.replica_id >= 0 or req.replica_state is not None,
+        is_privileged=is_follower,
         uses_topic_ids=uses_ids,
         partition_count=count,
         size_bytes=size_bytes,

@@ -503,6 +503,13 @@ class TestSessions:
         assert one.ask(fetch.API, asked, 12).session_id > 0
         assert sorted(session.is_privileged for session in one.broker.fetch_sessions) == [False, True]
 
+    def test_a_consumer_that_sends_the_field_of_followers_is_a_consumer(self, one: OneBroker) -> None:
+        one.lead("t", topic_id=ID)
+        asked = request({0: 0}, session_epoch=0)
+        asked.replica_state = ReplicaState(replica_id=-1, replica_epoch=0)
+        assert one.ask(fetch.API, asked, 15).session_id > 0
+        assert [session.is_privileged for session in one.broker.fetch_sessions] == [False]
+
 
 def test_outgoing_records_are_metered_for_consumers_and_for_followers(one: OneBroker) -> None:
     one.lead("t", topic_id=ID, replicas=(1, 2), isr=(1, 2))
