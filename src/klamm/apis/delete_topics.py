@@ -151,8 +151,13 @@ def _asked(broker: Broker, ctx: RequestContext, req: DeleteTopicsRequest) -> Ste
 
 
 def _authorized(broker: Broker, ctx: RequestContext, asked: _Asked) -> _Asked:
-    """Return the topic, with an error if the client may not delete it. Its id does not disclose its name."""
+    """Return the topic, with an error if the client may not delete it. Its id does not disclose its name.
+
+    The controller may know the name of an id before this broker's metadata has it: nobody has authorized that topic.
+    """
     name = asked.name
+    if name is None and asked.error == ErrorCode.NONE:
+        return asked._replace(error=ErrorCode.UNKNOWN_TOPIC_ID, message="This server does not host this topic ID.")
     if name is None or asked.error != ErrorCode.NONE:
         return asked
     refused = asked._replace(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED)

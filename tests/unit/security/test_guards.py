@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import GeneratorType
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
-from klamm.apis import describe_groups, fetch, list_offsets, produce
+from klamm.apis import delete_topics, describe_groups, fetch, list_offsets, produce
 from klamm.apis.api_declaration import Api, at_once, bind
 from klamm.broker import Acls
+from klamm.controller import events
+from klamm.controller.replies import EventReply, TopicResult, TopicResults
 from klamm.errors import ErrorCode
 from klamm.network.request_context import ChannelContext, RequestContext
+from klamm.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -189,6 +193,33 @@ def test_a_session_does_not_serve_another_principal(one: OneBroker) -> None:
     one.ask_for_anything(produce.API, send("a"), 9)
     ctx = RequestContext(1, 12, channel=ChannelContext(principal="User:bob", order=2), now_ms=one.clock.now_ms())
     assert fetch_errors(ask(one, fetch.API, fetched(first.session_id, 1), 12, ctx)) == {"a": DENIED}
+
+
+def test_only_a_broker_takes_the_session_of_a_consumer(one: OneBroker) -> None:
+    one.lead("a")
+    allow(one)
+    asked = fetched(0, 0, "a")
+    asked.replica_id = 7
+    assert fetch_errors(ask(one, fetch.API, asked, 12)) == {"a": DENIED}
+    assert [session.is_privileged for session in one.broker.fetch_sessions] == [False]
+
+
+def test_a_topic_is_not_deleted_by_an_id_that_only_the_controller_knows(one: OneBroker) -> None:
+    """Its name is not known here, so no entry was looked at."""
+
+    def script(event: events.ControllerEvent) -> EventReply | None:
+        assert isinstance(event, events.DeleteTopics)
+        return TopicResults(tuple(TopicResult("secret", topic_id=topic_id) for topic_id in event.topic_ids))
+
+    one.controller.script = script
+    allow(one)
+    asked = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=UUID(int=9))], timeout_ms=1000)
+    (answer,) = ask(one, delete_topics.API, asked, 6).responses
+    assert (answer.name, answer.topic_id, answer.error_code) == (None, UUID(int=9), ErrorCode.UNKNOWN_TOPIC_ID)
+    assert one.controller.submitted == [events.DeleteTopics((), ())]
+    one.controller.script = lambda _: None
+    (answer,) = ask(one, delete_topics.API, asked, 6).responses
+    assert answer.error_code == ErrorCode.NOT_CONTROLLER
 
 
 def test_groups_are_refused_one_by_one(one: OneBroker) -> None:
