@@ -131,4 +131,23 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        if True:\n",
         ("        copied = self._copy(tp, partition.log, future)\n", "        copied = 0\n"),
     ),
+    # --- damaged logs
+    "damaged_log_is_not_fetched_again": aimed(
+        "damaged follower",
+        _R + "damaged_logs",
+        "        if hosted.damages and (error := hosted.truncate_to(start)):\n",
+        "        if hosted.damages and (error := ErrorCode.NONE):\n",
+    ),
+    "gap_is_counted_as_records": aimed(
+        "damaged last leader", _L + "log", "        if not self.damages:\n", "        if True:\n"
+    ),
+    "damaged_log_leads_beside_intact_ones": aimed(
+        "damaged lonely leader", _R + "damaged_logs", "        if others:\n", "        if False:\n"
+    ),
+    "damaged_records_are_not_reported": aimed(
+        "damaged lonely leader",
+        _R + "damaged_logs",
+        "                self._report(tp, hosted, damage.start_offset, damage.end_offset)\n",
+        "",
+    ),
 }

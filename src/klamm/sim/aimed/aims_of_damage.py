@@ -1,0 +1,172 @@
+"""Aimed scenarios of damaged logs: a sealed segment is truncated or removed while its broker is stopped.
+
+The log ends where it did, but it has a gap. In the end the damaged replica must have all records again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from klamm.log import names
+from klamm.model import TopicPartition
+from klamm.sim.aimed.cluster_stage import ClusterAim, ClusterStage
+from klamm.sim.cluster import SimNode
+from klamm.sim.cluster_quiet import content
+from klamm.sim.violation import require
+from klamm.zk.model import paths
+
+_RECORDS: Final = 12
+_SMALL_SEGMENTS: Final[dict[str, object]] = {"log.segment.bytes": 250}
+_BACK_S: Final = 20.0
+"""Maximum time until a broker that was started is in sync."""
+
+
+class _Gap(NamedTuple):
+    start_offset: int
+    end_offset: int
+
+
+_Harm = Callable[[ClusterStage, SimNode, TopicPartition], _Gap]
+
+
+def _truncate_segment(stage: ClusterStage, node: SimNode, tp: TopicPartition) -> _Gap:
+    """A sealed segment loses its second half, with at least one record."""
+    bases = _bases(node, tp)
+    path = _path(tp, bases[1])
+    stage.cluster.note(f"aimed: {path} of broker {node.id} is truncated")
+    size = len(node.files.read_bytes(path))
+    node.files.open(path).truncate(size // 2)
+    return _Gap(bases[1] + (bases[2] - bases[1]) // 2, bases[2])
+
+
+def _remove_segment(stage: ClusterStage, node: SimNode, tp: TopicPartition) -> _Gap:
+    return _remove(stage, node, tp, 2)
+
+
+def _remove_first_segment(stage: ClusterStage, node: SimNode, tp: TopicPartition) -> _Gap:
+    return _remove(stage, node, tp, 0)
+
+
+def _remove(stage: ClusterStage, node: SimNode, tp: TopicPartition, index: int) -> _Gap:
+    bases = _bases(node, tp)
+    path = _path(tp, bases[index])
+    stage.cluster.note(f"aimed: {path} of broker {node.id} is removed")
+    node.files.unlink(path)
+    return _Gap(bases[index], bases[index + 1])
+
+
+def _bases(node: SimNode, tp: TopicPartition) -> list[int]:
+    """Return the base offsets of the segments. Each has the same number of records, of the same size."""
+    found = [names.parse_file_name(info.name) for info in node.files.list_dir(_directory(tp))]
+    bases = sorted(parsed[0] for parsed in found if parsed is not None and parsed[1:] == (names.LOG, ""))
+    assert len(bases) == 4, f"{tp} has other segments: {bases}"
+    return bases
+
+
+def _directory(tp: TopicPartition) -> str:
+    return f"/data/{names.dir_name(tp)}"
+
+
+def _path(tp: TopicPartition, base_offset: int) -> str:
+    return f"{_directory(tp)}/{names.file_name(base_offset, names.LOG)}"
+
+
+# --- scenarios -------------------------------------------------------------------------------------------------------
+
+
+async def _damage_follower(stage: ClusterStage) -> None:
+    """A stopped follower is damaged: it fetches the missing records from its leader, and can lead then."""
+    tp = stage.tps[0]
+    await stage.write(tp, _RECORDS)
+    for harm in (_truncate_segment, _remove_segment, _remove_first_segment):
+        follower = stage.followers(await stage.leader(tp))[0]
+        await follower.stop()
+        harm(stage, follower, tp)
+        await _start(stage, follower)
+        await stage.in_sync(follower, _BACK_S)
+        _check_records(stage, tp)
+        await stage.lead(tp, follower)
+        _check_records(stage, tp)
+
+
+async def _damage_last_leader(stage: ClusterStage) -> None:
+    """All brokers are stopped, and the last is damaged. It is the whole ISR, but must not lead: others have more."""
+    tp = stage.tps[0]
+    await stage.write(tp, _RECORDS)
+    for harm in (_truncate_segment, _remove_segment, _remove_first_segment):
+        last = await _stop_all(stage, tp)
+        harm(stage, last, tp)
+        await _start(stage, *stage.followers(last))
+        await _start(stage, last)
+        await _all_in_sync(stage)
+        require(stage.is_led_by_other(tp, last), f"broker {last.id} leads {tp} with a damaged log")
+        _check_records(stage, tp)
+
+
+async def _damage_lonely_leader(stage: ClusterStage) -> None:
+    """The damaged last member of the ISR returns alone: it leads and reports the loss.
+
+    The others have these records. The damaged broker hands over the leadership as soon as it is asked to lead again
+    while they are in sync.
+    """
+    tp = stage.tps[0]
+    await stage.write(tp, _RECORDS)
+    for harm in (_truncate_segment, _remove_segment):
+        last = await _stop_all(stage, tp)
+        await _lead_alone(stage, tp, last, harm(stage, last, tp))
+        first, second = stage.followers(last)
+        await _start(stage, first, second)
+        await _all_in_sync(stage)
+        await first.stop()
+        await stage.wait(partial(stage.is_led_by_other, tp, last), f"{tp} has an intact leader")
+        await _start(stage, first)
+        await _all_in_sync(stage)
+        _check_records(stage, tp)
+
+
+async def _lead_alone(stage: ClusterStage, tp: TopicPartition, node: SimNode, gap: _Gap) -> None:
+    await _start(stage, node)
+    leader = await stage.leader(tp)
+    require(leader is node, f"broker {leader.id} leads {tp}, only broker {node.id} was started")
+    loss = paths.lost_records_path(*tp, *gap)
+    await stage.wait(lambda: loss in stage.cluster.zookeeper.tree.nodes, f"{loss} reports the loss")
+
+
+async def _stop_all(stage: ClusterStage, tp: TopicPartition) -> SimNode:
+    """Stop all brokers, the leader last, and return it."""
+    last = await stage.leader(tp)
+    for node in (*stage.followers(last), last):
+        await node.stop()
+    require(stage.isr(tp) == {last.id}, f"the ISR of {tp} is {set(stage.isr(tp))}, the last broker was {last.id}")
+    return last
+
+
+async def _start(stage: ClusterStage, *nodes: SimNode) -> None:
+    for node in nodes:
+        node.start()
+    await stage.wait(lambda: all(node.is_ready for node in nodes), "the brokers answer")
+
+
+async def _all_in_sync(stage: ClusterStage) -> None:
+    for node in stage.nodes:
+        await stage.in_sync(node, _BACK_S)
+
+
+def _check_records(stage: ClusterStage, tp: TopicPartition) -> None:
+    """All replicas have all records."""
+    logs = {}
+    for node in stage.nodes:
+        assert node.broker is not None
+        end = stage.log(node, tp).log_end_offset
+        require(end == _RECORDS, f"{tp} of broker {node.id} ends at {end}, there are {_RECORDS} records")
+        logs[node.id] = content(node.broker, tp)
+    require(len(set(logs.values())) == 1, f"the replicas of {tp} have different records")
+
+
+AIMS_OF_DAMAGE: Final[dict[str, ClusterAim]] = {
+    "damaged follower": ClusterAim(_damage_follower, _SMALL_SEGMENTS),
+    "damaged last leader": ClusterAim(_damage_last_leader, _SMALL_SEGMENTS),
+    "damaged lonely leader": ClusterAim(_damage_lonely_leader, _SMALL_SEGMENTS),
+}
