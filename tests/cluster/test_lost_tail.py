@@ -27,9 +27,9 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def fill(cluster: LocalCluster, topic: str) -> tuple[int, int, list[bytes]]:
+def fill(cluster: LocalCluster, topic: str, **config: int) -> tuple[int, int, list[bytes]]:
     """A partition on all brokers that the controller leads, with records that all have: (leader, partition, values)."""
-    cluster.create_topic(topic, partitions=3, replication_factor=3, config={"min.insync.replicas": 3})
+    cluster.create_topic(topic, partitions=3, replication_factor=3, config={"min.insync.replicas": 3, **config})
     leader = cluster.controller_id
     (partition,) = [p for p in range(3) if cluster.leader(topic, p) == leader]
     values = [f"{topic} {i}".encode() for i in range(RECORDS)]
@@ -117,13 +117,36 @@ def damage(cluster: LocalCluster, broker_id: int, topic: str, partition: int) ->
     log.write_bytes(data[: len(data) // 3] + bytes(len(data) - len(data) // 3))
 
 
+def truncate_sealed_segment(cluster: LocalCluster, broker_id: int, topic: str, partition: int) -> None:
+    """A segment in the middle of the broker's log loses its second half."""
+    logs = sorted(cluster.data_dir.glob(f"broker-{broker_id}/**/{topic}-{partition}/*.log"))
+    assert len(logs) > 3
+    with logs[1].open("r+b") as file:
+        file.truncate(logs[1].stat().st_size // 2)
+
+
+def copies(cluster: LocalCluster, topic: str, partition: int) -> list[bytes]:
+    """The bytes of each replica."""
+    found = [sorted(cluster.data_dir.glob(f"broker-{b}/**/{topic}-{partition}/*.log")) for b in (1, 2, 3)]
+    return [b"".join(log.read_bytes() for log in logs) for logs in found]
+
+
 def test_the_last_in_sync_was_damaged_after_a_clean_stop_and_another_has_all_records(cluster: LocalCluster) -> None:
-    """Brokers that were stopped earlier are not in the ISR, but have all records: the damaged one does not lead."""
+    """Brokers that were stopped earlier are not in the ISR, but have all records: the damaged one does not lead.
+
+    It fetches from them what it lacks: the end of one log, and records in the middle of another.
+    """
     last, partition, values = fill(cluster, "damaged")
+    same, of_sealed, sealed_values = fill(cluster, "sealed", **{"segment.bytes": 1_000})
+    assert same == last
     others = [broker for broker in (1, 2, 3) if broker != last]
     for broker in (*others, last):
         cluster.stop(broker)
     damage(cluster, last, "damaged", partition)
+    truncate_sealed_segment(cluster, last, "sealed", of_sealed)
     for broker in (*others, last):
         cluster.start(broker)
     assert all_values(cluster, "damaged", partition) == values
+    assert all_values(cluster, "sealed", of_sealed) == sealed_values
+    for topic, of_topic in (("damaged", partition), ("sealed", of_sealed)):
+        assert len(set(copies(cluster, topic, of_topic))) == 1, f"the replicas of {topic} differ"
