@@ -144,6 +144,12 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "damaged_log_leads_beside_intact_ones": aimed(
         "damaged lonely leader", _R + "damaged_logs", "        if others:\n", "        if False:\n"
     ),
+    "refused_leadership_is_not_followed_up": aimed(
+        "damaged lonely leader",
+        _R + "damaged_logs",
+        "            self._refused.difference_update(led)\n            self.ask_again()\n",
+        "            self._refused.difference_update(led)\n",
+    ),
     "damaged_records_are_not_reported": aimed(
         "damaged lonely leader",
         _R + "damaged_logs",
