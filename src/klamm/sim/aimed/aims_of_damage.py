@@ -5,7 +5,6 @@ The log ends where it did, but it has a gap. In the end the damaged replica must
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -26,9 +25,6 @@ _BACK_S: Final = 20.0
 class _Gap(NamedTuple):
     start_offset: int
     end_offset: int
-
-
-_Harm = Callable[[ClusterStage, SimNode, TopicPartition], _Gap]
 
 
 def _truncate_segment(stage: ClusterStage, node: SimNode, tp: TopicPartition) -> _Gap:
