@@ -151,6 +151,25 @@ OTHER_TIMEOUTS = {
     "klamm.zk.server.admission.IDLE_TIMEOUT_MS": "a server's limit on clients without a session",
 }
 """Timeouts that are not waits of a client for its cluster, and what they are."""
+OTHER_RETRIES = {
+    "klamm.controller.controller_runner.LONGEST_REGISTRATION_RETRY_S": "ZooKeeper",
+    "klamm.controller.controller_runner.REGISTRATION_RETRY_S": "ZooKeeper",
+    "klamm.controller.failover.CLAIM_RETRY_MS": "ZooKeeper",
+    "klamm.controller.failover.UNREADABLE_RETRY_MS": "ZooKeeper",
+    "klamm.controller.topic_store.DELETE_RETRIES": "ZooKeeper",
+    "klamm.coordinator.transaction.transaction_completions.APPEND_RETRY_MS": "an append to the broker's own log",
+    "klamm.coordinator.transaction.transaction_markers.RETRIES_PER_TURN": "a limit on the work of one turn, not a wait",
+    "klamm.log.background._RETRY_SECONDS": "file descriptors of this process",
+    "klamm.metadata.missed_deletions.RETRY_S": "ZooKeeper",
+    "klamm.replica.controller_guard.RETRY_S": "ZooKeeper",
+    "klamm.replica.zk_isr_manager.RETRY_MS": "ZooKeeper",
+    "klamm.server.log_dir_notes.RETRY_S": "ZooKeeper",
+    "klamm.server.loss_notes.RETRY_S": "ZooKeeper",
+    "klamm.server.registration.RETRY_S": "ZooKeeper",
+    "klamm.server.sasl_mechanisms.RETRY_S": "an issuer of keys, which is not part of the cluster",
+    "klamm.zk.server.snapshot_process.COMPACTION_RETRY_MS": "a disk of the embedded ZooKeeper",
+}
+"""Retries that ask no broker, and what they repeat."""
 BOUNDS = {"deadline_ms", "backoff_ms", "request_ms", "first_contact_ms", "longest_backoff_ms"}
 
 
@@ -178,14 +197,22 @@ def _is_literal_bound(keyword: ast.keyword) -> bool:
 
 def test_timeouts_are_lines_of_patience() -> None:
     """A number that is called a timeout is a patience, or has another reason to be where it is."""
-    found = {
+    assert _constants_outside_patience(r"TIMEOUT_(S|MS)$") == OTHER_TIMEOUTS.keys()
+
+
+def test_retries_are_lines_of_patience() -> None:
+    """A number that is called a retry or a back-off is a patience, or no broker is asked."""
+    assert _constants_outside_patience(r"RETRY|RETRIES|BACK_?OFF") == OTHER_RETRIES.keys()
+
+
+def _constants_outside_patience(pattern: str) -> set[str]:
+    return {
         f"{module.name}.{name}"
         for module in modules()
         if module.name != PATIENCE and not module.name.startswith("klamm.sim.")  # virtual time
         for name in _numeric_constants(module)
-        if name.endswith(("TIMEOUT_S", "TIMEOUT_MS"))
+        if re.search(pattern, name)
     }
-    assert found == OTHER_TIMEOUTS.keys()
 
 
 def _numeric_constants(module: Module) -> Iterator[str]:

@@ -30,6 +30,7 @@ from klamm.cli.output import Failure, fail, note
 from klamm.cli.progress_line import ProgressLine
 from klamm.cli.right_advice import on_cluster, on_topic, with_remedy
 from klamm.cli.rights import ask_any_broker
+from klamm.client.patience import NEW_TOPIC
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from klamm.client.blocking_connection import BlockingConnection
     from klamm.client.missing_rights import MissingRight
 
-_RETRY_S: Final = 0.05
 _FLUSH_S: Final = 1.0
 _SILENT_S: Final = 5.0
 """Without any confirmation for this long, the command says what it is waiting for."""
@@ -139,9 +139,9 @@ def _file_size(stream: BinaryIO) -> int:
 def _check_topic(producer: Producer, servers: str, topic: str, partition: int | None) -> None:
     """Fail unless the topic, which the broker may be creating, exists and has the partition."""
     found = cluster_metadata(producer, servers, topic).topics[topic]
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + NEW_TOPIC.deadline_s
     while not found.partitions and (partition is not None or _is_awaited(found)) and time.monotonic() < deadline:
-        time.sleep(_RETRY_S)
+        time.sleep(NEW_TOPIC.pause_s())
         found = cluster_metadata(producer, servers, topic).topics[topic]
     if found.error is not None and found.error.name() == "TOPIC_AUTHORIZATION_FAILED":
         fail(with_remedy(f"Topic {topic} cannot be written to: {explain(found.error)}", on_topic("WRITE")(topic)))

@@ -1,11 +1,17 @@
-"""How long calls to a cluster may take: every deadline, retry and back-off of klamm's clients is decided here.
+"""How long calls to brokers may take: every deadline, retry and back-off of klamm's clients is decided here.
 
 The commands belong to these clients. Their `--timeout` options, and how often they look at something that changes, are
-their own.
+their own. These retries are decided elsewhere, because no broker is asked:
+
+- requests to ZooKeeper, in the modules of `controller`, `metadata`, `replica` and `server` that send them;
+- appends to the broker's own logs and other work on its disks;
+- questions to issuers of tokens and keys.
+
+Followers have Kafka's key `replica.fetch.backoff.ms`; `replica/fetch_state.py` doubles their delays.
 
 A `Patience` bounds one whole call, with all its attempts, connections and pauses: `deadline_ms` is the longest wait.
-Connections and requests inside the call get at most the time that is left. `tests/tidy` rejects timeouts elsewhere, and
-lists those that are not waits for a cluster.
+Connections and requests inside the call get at most the time that is left. `tests/tidy` rejects timeouts, retries and
+back-offs elsewhere, and lists the exceptions, each with its reason.
 """
 
 from __future__ import annotations
@@ -33,11 +39,18 @@ class Patience:
     first_contact_ms: int | None = None
     longest_backoff_ms: int | None = None
 
-    def pause_s(self, attempt: int = 0) -> float:
+    def pause_ms(self, attempt: int = 0) -> int:
         """Return the pause after an attempt, counted from 0."""
         if self.longest_backoff_ms is None:
-            return self.backoff_ms / 1000
-        return min(self.backoff_ms << min(attempt, 16), self.longest_backoff_ms) / 1000
+            return self.backoff_ms
+        return min(self.backoff_ms << min(attempt, 16), self.longest_backoff_ms)
+
+    def pause_s(self, attempt: int = 0) -> float:
+        return self.pause_ms(attempt) / 1000
+
+    @property
+    def longest_pause_ms(self) -> int:
+        return self.backoff_ms if self.longest_backoff_ms is None else self.longest_backoff_ms
 
     @property
     def deadline_s(self) -> float:
@@ -57,11 +70,20 @@ CONTROL_REQUEST: Final = Patience(FOREVER, backoff_ms=100)
 LOG_END_QUERY: Final = Patience(FOREVER, backoff_ms=100, longest_backoff_ms=5_000)
 """The controller asks until the broker has reported the ends of its logs or leaves the cluster."""
 CONTROLLER_CHANNEL: Final = Patience(30_000, backoff_ms=50)
-"""A broker's request to the controller; `request.timeout.ms` replaces the deadline."""
+"""A broker's request to the controller. `controller.socket.timeout.ms` replaces the deadline, and `request.timeout.ms`
+that of a forwarded CreateTopics."""
+ISR_CHANGE: Final = Patience(FOREVER, backoff_ms=50)
+"""A leader proposes ISR changes until the controller decides them; CONTROLLER_CHANNEL bounds each request."""
+FEATURE_QUESTION: Final = Patience(FOREVER, backoff_ms=1_000)
+"""A broker asks another for its versions until that one is capable or leaves the cluster."""
+TRANSACTION_MARKER: Final = Patience(FOREVER, backoff_ms=50, longest_backoff_ms=2_000)
+"""A coordinator sends a marker until the leader of the partition acknowledges it or the partition is deleted."""
 TRANSACTION_VERIFICATION: Final = Patience(10_000, request_ms=10_000)
 """A partition leader asks the coordinator of a transaction, once: the producer waits, and tries again itself."""
-CONTROL_LOG: Final = Patience(5_000, request_ms=5_000)
-"""A batch of the control log."""
+CONTROL_LOG: Final = Patience(5_000, backoff_ms=100, request_ms=5_000, longest_backoff_ms=5_000)
+"""One attempt to write a batch of the control log or the request log. The pauses are those between attempts."""
+CONTROL_LOG_END: Final = Patience(500, backoff_ms=20)
+"""The last records of these logs when a broker stops, with all attempts."""
 CLUSTER_CALL: Final = Patience(60_000)
 """A call of ClusterClient; `default.api.timeout.ms` replaces the deadline."""
 DRIVER_CALL: Final = Patience(60_000, first_contact_ms=5_000)
@@ -94,6 +116,8 @@ VIEWER_TRANSACTIONS: Final = Patience(0, request_ms=2_000)
 """A question of the viewer about transactions: one attempt, which may wait `request_ms` for each broker."""
 VIEWER_STATUS: Final = Patience(3_000, request_ms=3_000)
 """The viewer asks a broker for its status, its metrics or its traces."""
+CONTROL_TAIL: Final = Patience(FOREVER, backoff_ms=1_000)
+"""The viewer follows the control log; VIEWER_QUESTION bounds each of its reads."""
 RECORD_SEARCH: Final = Patience(3_000)
 """A page of records; a search that takes longer shows what it has found."""
 SINGLE_RECORD: Final = Patience(5_000)
@@ -102,6 +126,8 @@ TRANSACTION_QUESTION: Final = Patience(30_000, backoff_ms=100, request_ms=10_000
 """A command's request about a transaction, repeated while coordinators or leaders move; `--timeout` is the deadline."""
 COMMAND_REQUEST: Final = Patience(10_000, request_ms=10_000)
 """A request of a command to one broker."""
+NEW_TOPIC: Final = Patience(10_000, backoff_ms=50, request_ms=10_000)
+"""`klamm produce` waits for a topic that a broker may be creating."""
 LOG_DIR_CHANGE: Final = Patience(30_000, request_ms=30_000)
 """A command sends one broker the directories of its replicas."""
 COMMAND_CHANGE: Final = Patience(60_000, request_ms=10_000)

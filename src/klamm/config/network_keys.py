@@ -54,7 +54,11 @@ class IdentityKeys:
     request_timeout_ms = int32(
         "request.timeout.ms",
         30000,
-        "How long this broker waits for the answer to a request it sent.",
+        "How long this broker waits for the answers to some of its requests: LeaderAndIsr, UpdateMetadata, StopReplica "
+        "and queries of log ends, which the controller sends; transaction markers; ApiVersions to other brokers; "
+        "CreateTopics on behalf of a client. It also bounds the wait of appended markers for their replicas. Other "
+        "requests to the controller, such as AlterPartition, have controller.socket.timeout.ms; fetches have "
+        "replica.socket.timeout.ms.",
         importance=HIGH,
     )
 

@@ -10,17 +10,15 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from klamm.client.cluster_client import ClusterClient
 from klamm.client.connection_pool import ClientConfig
-from klamm.client.patience import VIEWER_QUESTION
+from klamm.client.patience import CONTROL_TAIL, VIEWER_QUESTION
 from klamm.client.topic_reader import TopicReader
 from klamm.dashboard.record_history import RecordHistory
 from klamm.model import CONTROL_LOG_TOPIC
 
 _log = logging.getLogger(__name__)
-_RETRY_S: Final = 1.0
 
 
 class ControlTail:
@@ -65,7 +63,7 @@ class ControlTail:
                     self.problem = f"the control log cannot be read: {error}"
                     _log.warning("reading %s failed; retrying: %s", CONTROL_LOG_TOPIC, error)
                 if not is_open or self.problem:
-                    self._stop.wait(_RETRY_S)
+                    self._stop.wait(CONTROL_TAIL.pause_s())
 
     def _open(self, reader: TopicReader) -> bool:
         is_open = reader.open()

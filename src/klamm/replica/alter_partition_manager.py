@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from uuid import UUID
 
+from klamm.client.patience import ISR_CHANGE
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, TopicPartition
 from klamm.protocol.messages.alter_partition import (
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("klamm.state_change")
 
-RETRY_MS: Final = 50
 _HIGHEST_WITHOUT_IDS: Final = 1
 _HIGHEST: Final = 3
 
@@ -119,7 +119,7 @@ class AlterPartitionManager:
                     self._again(changes)
                     is_unsettled = True
                 if is_unsettled:
-                    await asyncio.sleep(RETRY_MS / 1000)
+                    await asyncio.sleep(ISR_CHANGE.pause_s())
         finally:
             self._task = None
 

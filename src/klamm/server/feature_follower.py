@@ -12,6 +12,7 @@ from typing import Final
 from klamm.broker import Broker
 from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.connection_totals import outgoing_totals
+from klamm.client.patience import FEATURE_QUESTION
 from klamm.metadata import MetadataSnapshot, MetadataUpdate
 from klamm.model import TransactionVersion
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
@@ -22,7 +23,6 @@ from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from klamm.protocol.wire import Message
 from klamm.server.background_tasks import Spawn
 
-RETRY_S: Final = 1.0
 NEEDED: Final[tuple[tuple[type[Message], int], ...]] = (
     (ProduceRequest, 12),
     (AddPartitionsToTxnRequest, 5),
@@ -79,7 +79,7 @@ class FeatureFollower:
                 if connection is not None:
                     await connection.closed
                 else:
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(FEATURE_QUESTION.pause_s())
         finally:
             self._following.pop(broker_id, None)
             self._disconnect(broker_id)

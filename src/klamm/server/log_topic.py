@@ -17,7 +17,7 @@ from klamm.apis.produce import ADMIN_CLIENT_ID
 from klamm.broker import Broker
 from klamm.client.asyncio_connection import BrokerConnection
 from klamm.client.connection_totals import ConnectionTotals, outgoing_totals
-from klamm.client.patience import CONTROL_LOG
+from klamm.client.patience import CONTROL_LOG, CONTROL_LOG_END
 from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic
 from klamm.errors import ErrorCode
@@ -38,9 +38,6 @@ BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024
 SLICE_RECORDS: Final = 20
 """Records that are encoded at a time. They take less than a millisecond of the broker loop."""
-LONGEST_BACKOFF_S: Final = 5.0
-STOP_WRITE_S: Final = 0.5
-STOP_RETRY_S: Final = 0.02
 _PRODUCE_VERSION: Final = 7
 _TIMEOUT_MS: Final = CONTROL_LOG.request_ms
 _HOPELESS: Final = frozenset(
@@ -111,7 +108,7 @@ class LogTopicWriter:
         await asyncio.wait({task})
         failure: OSError | None = None
         try:
-            async with asyncio.timeout(STOP_WRITE_S):
+            async with asyncio.timeout(CONTROL_LOG_END.deadline_s):
                 while True:
                     try:
                         if not await self._write_some(self._broker):
@@ -120,7 +117,7 @@ class LogTopicWriter:
                         raise
                     except OSError as error:
                         failure = error
-                        await asyncio.sleep(STOP_RETRY_S)
+                        await asyncio.sleep(CONTROL_LOG_END.pause_s())
         except TimeoutError:
             log.debug("writing the last records of the %s failed: %s", self._topic.title, failure or "timed out")
         except Exception:
@@ -138,11 +135,11 @@ class LogTopicWriter:
                 failures += 1
                 if failures.bit_count() == 1:
                     log.debug("writing the %s failed (attempt %d): %s", title, failures, failure)
-                pause_s = min(0.1 * (1 << min(failures - 1, 10)), LONGEST_BACKOFF_S)
+                pause_s = CONTROL_LOG.pause_s(failures - 1)
             except Exception:
                 log.exception("writing the %s failed; its batch is dropped", title)
                 self._give_up()
-                pause_s = LONGEST_BACKOFF_S
+                pause_s = CONTROL_LOG.longest_pause_ms / 1000
             await asyncio.sleep(pause_s)
 
     async def _write_some(self, broker: Broker) -> bool:

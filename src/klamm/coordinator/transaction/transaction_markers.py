@@ -14,6 +14,7 @@ from enum import Enum
 from itertools import islice
 from typing import Final
 
+from klamm.client.patience import TRANSACTION_MARKER
 from klamm.coordinator.transaction.transaction_metadata import (
     TransactionMetadata,
     TransactionState,
@@ -26,9 +27,6 @@ from klamm.model import TopicPartition
 _log = logging.getLogger("klamm.coordinator.transaction")
 
 MAX_PARTITIONS_PER_REQUEST: Final = 2_000
-RETRY_MS: Final = 50
-LONGEST_RETRY_MS: Final = 2_000
-"""The pause before a marker is sent again doubles up to this."""
 RETRIES_PER_TURN: Final = 200
 """Transactions whose markers are sent again without giving the loop back."""
 
@@ -219,7 +217,7 @@ class TransactionMarkers:
     def _retry_later(self, completion: PendingCompletion) -> None:
         if completion in self._waiting:
             return
-        at_ms = self._now_ms() + min(RETRY_MS << min(completion.attempts, 16), LONGEST_RETRY_MS)
+        at_ms = self._now_ms() + TRANSACTION_MARKER.pause_ms(completion.attempts)
         self._waiting[completion] = None
         self._retry_number += 1
         heapq.heappush(self._due, (at_ms, self._retry_number, completion))

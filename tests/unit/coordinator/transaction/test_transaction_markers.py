@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from klamm.client.patience import TRANSACTION_MARKER
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
 from klamm.coordinator.transaction.transaction_markers import (
-    LONGEST_RETRY_MS,
     MAX_PARTITIONS_PER_REQUEST,
     RETRIES_PER_TURN,
     Destination,
@@ -82,7 +82,7 @@ def test_a_failed_partition_is_tried_again_at_its_present_leader(error: ErrorCod
     broker.leaders.errors = {}
     broker.leaders.where = {T1: 5}
     broker.leaders.received.clear()
-    broker.pass_ms(LONGEST_RETRY_MS)
+    broker.pass_ms(TRANSACTION_MARKER.longest_pause_ms)
     assert [marker.tp for marker in broker.leaders.received] == [T1]
     assert broker.state() is STATES.COMPLETE_COMMIT
 
@@ -102,7 +102,7 @@ def test_a_broker_that_is_not_reached_is_tried_again() -> None:
     broker.pass_ms(60_000)
     assert broker.state() is STATES.PREPARE_COMMIT
     broker.leaders.unreachable = set()
-    broker.pass_ms(LONGEST_RETRY_MS)
+    broker.pass_ms(TRANSACTION_MARKER.longest_pause_ms)
     assert broker.state() is STATES.COMPLETE_COMMIT
 
 
@@ -132,7 +132,7 @@ def test_very_many_retries_are_done_a_few_at_a_time() -> None:
         broker.coordinator.add_partitions(name, result.producer_id, result.producer_epoch, [T0])
         broker.coordinator.end_transaction(name, result.producer_id, result.producer_epoch, commit=True)
     broker.leaders.unreachable = set()
-    broker.clock.elapsed_ms += LONGEST_RETRY_MS
+    broker.clock.elapsed_ms += TRANSACTION_MARKER.longest_pause_ms
     broker.holds = True
     turns = 0
     while broker.scheduler.deadline_ms is not None and broker.scheduler.deadline_ms - 5_000 <= broker.clock.elapsed_ms:
@@ -153,7 +153,7 @@ def test_a_partition_without_a_leader_waits_for_one_and_a_deleted_one_does_not()
     broker.pass_ms(1_000)
     assert broker.state() is STATES.PREPARE_COMMIT
     broker.leaders.where = {T0: 2}
-    broker.pass_ms(LONGEST_RETRY_MS)
+    broker.pass_ms(TRANSACTION_MARKER.longest_pause_ms)
     assert [marker.tp for marker in broker.leaders.received] == [T0]
     assert broker.state() is STATES.COMPLETE_COMMIT
     assert broker.completions.markers.unknown_destination_count == 0
