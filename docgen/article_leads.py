@@ -10,7 +10,7 @@ from typing import Final
 class Lead:
     subject: str
     code: tuple[tuple[str, str], ...]
-    """(class or function, package that contains it)."""
+    """(class, function or `Class.method`, package that contains it)."""
     metrics: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
@@ -217,7 +217,36 @@ SOCKET_SERVER: Final = Article(
             (("Processor", "network"), ("Connection", "network")),
             ("kafka_network_processor_idlepercent", "kafka_server_socket_server_metrics_connection_count"),
             commands=(_TRACE,),
-            remarks=f"One per listener; the six steps of its loop are callbacks of the event loop: {_LOOPS}.",
+            remarks=f"One per listener; the six steps of its loop are callbacks of the event loop: {_LOOPS}. The next rows have them.",
+        ),
+        Lead(
+            "Processor.configureNewConnections",
+            (("Acceptor._admit", "network"), ("Processor.add", "network")),
+            remarks="There is no queue between them: the acceptor adds a connection that the quotas admit to its processor.",
+        ),
+        Lead(
+            "Processor.processNewResponses",
+            (("Connection.complete", "network"), ("Connection.flush", "network")),
+            remarks="`complete` encodes the response; `flush` writes the responses whose turn has come.",
+        ),
+        Lead(
+            "Processor.poll",
+            (("Connection.buffer_updated", "network"),),
+            remarks="The event loop polls all sockets of the broker, and calls this method with the bytes that it read.",
+        ),
+        Lead(
+            "Processor.processCompletedReceives",
+            (("Connection._process", "network"), ("RequestPipeline.next_request", "network")),
+            remarks="Complete frames become requests in the RequestChannel.",
+        ),
+        Lead(
+            "Processor.processCompletedSends",
+            (("Connection._after_write", "network"), ("Connection.resume_writing", "network")),
+            remarks="`resume_writing` if the socket did not accept all bytes at once.",
+        ),
+        Lead(
+            "Processor.processDisconnected",
+            (("Connection.connection_lost", "network"), ("Processor.remove", "network")),
         ),
         Lead(
             "RequestChannel: the request queue",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, get_args
 
 from docgen.source_index import SOURCE
-from klamm.controller import events
+from klamm.controller import controller, events
 from klamm.controller.states import ControllerState
 
 
@@ -28,7 +28,7 @@ def rows() -> list[EventRow]:
 
 
 def _handlers() -> dict[str, tuple[str, ...]]:
-    """The calls in each `case e.Event(...)` of the controller."""
+    """The calls in each `case e.Event(...)` of the controller, then those of `if isinstance(event, EVENTS)`."""
     found: dict[str, tuple[str, ...]] = {}
     names = {event.__name__ for event in get_args(events.ControllerEvent)}
     for path in sorted((SOURCE / "controller").rglob("*.py")):
@@ -37,6 +37,26 @@ def _handlers() -> dict[str, tuple[str, ...]]:
                 for name in _patterns(node.pattern):
                     if name in names and (calls := tuple(dict.fromkeys(_calls(node)))):
                         found.setdefault(name, calls)
+    for name, calls in _follow_ups().items():
+        found[name] = (*found.get(name, ()), *calls)
+    return found
+
+
+def _follow_ups() -> dict[str, tuple[str, ...]]:
+    """The steps that `KafkaController._process_active` adds after the handlers of the events in a tuple."""
+    found: dict[str, tuple[str, ...]] = {}
+    (dispatch,) = (
+        node
+        for node in ast.walk(ast.parse((SOURCE / "controller" / "controller.py").read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "_process_active"
+    )
+    for node in dispatch.body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Call):
+            named = getattr(controller, ast.unparse(node.test.args[1]))
+            if isinstance(named, tuple):
+                calls = [part for step in node.body for part in ast.walk(step) if isinstance(part, ast.Call)]
+                for event in named:
+                    found[event.__name__] = tuple(ast.unparse(call.func) for call in calls)
     return found
 
 

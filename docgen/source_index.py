@@ -9,16 +9,20 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = ROOT / "src" / "klamm"
+_DEFINITIONS: Final = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
 def definitions() -> dict[str, tuple[Path, ...]]:
-    """The files that define each class or function at their top level."""
+    """The files that define each class or function at their top level, and each `Class.method`."""
     found: dict[str, list[Path]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, _DEFINITIONS):
                 found.setdefault(node.name, []).append(path)
+            if isinstance(node, ast.ClassDef):
+                for name in dict.fromkeys(part.name for part in node.body if isinstance(part, _DEFINITIONS)):
+                    found.setdefault(f"{node.name}.{name}", []).append(path)
     return {name: tuple(paths) for name, paths in found.items()}
 
 
