@@ -18,6 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import klamm.spark as ks
 from klamm.errors import KlammError
+from klamm.spark.pipeline.diagnosis import failed_ranges
+from klamm.spark.source.checkpoint_files import SparkCheckpoint
 from klamm.spark.tables.existing import allow_append
 from klamm.spark.tables.maintenance import compact, history, vacuum
 from klamm.spark.tables.read import table_files
@@ -250,3 +252,35 @@ def test_a_batch_and_parquet(sync: Sync, spark: SparkSession, tmp_path: Path) ->
     assert ks.table(spark, tmp_path / "batch", version=0).count() == 5
     with pytest.raises(KlammError, match="There is no table"):
         ks.table(spark, tmp_path / "nothing")
+
+
+def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(sync: Sync, tmp_path: Path) -> None:
+    """Only Spark reads `viewfs://`: the sink's Python cannot, as with `hdfs://` and `s3a://`."""
+    (local := tmp_path / "remote").mkdir()
+    place = f"fs.viewfs.mounttable.{tmp_path.name.replace('_', '-')}"
+    sync.spark.sparkContext._jsc.hadoopConfiguration().set(f"{place}.link./ck", local.as_uri())
+    remote = f"viewfs://{tmp_path.name.replace('_', '-')}/ck"
+
+    def run() -> None:
+        query = ks.to_table(sync.frame(), sync.path, checkpoint=remote, trigger="available_now")
+        query.awaitTermination()
+
+    produce(sync.cluster, sync.topic, orders(0, 2))
+    run()
+    shutil.copytree(local, older := tmp_path / "older")
+    produce(sync.cluster, sync.topic, orders(2, 4))
+    run()
+    assert ids(sync.path) == [0, 1, 2, 3]
+    found = failed_ranges(SparkCheckpoint(sync.spark, remote))
+    assert found is not None and [(r.start, r.end) for r in found[0]] == [(1, 2), (1, 2)], "for a poison record"
+
+    (local / "commits" / "1").unlink()
+    run()
+    assert ids(sync.path) == [0, 1, 2, 3], "Spark repeats the batch: it was not told of its commit"
+
+    shutil.rmtree(local)
+    shutil.copytree(older, local)
+    produce(sync.cluster, sync.topic, orders(4, 6))
+    with pytest.raises(StreamingQueryException, match="batch 1 of this query, and the checkpoint had no such batch"):
+        run()
+    assert ids(sync.path) == [0, 1, 2, 3]

@@ -15,6 +15,7 @@ from klamm.spark.pipeline.pipeline_model import dead_letters_of
 from klamm.spark.pipeline.pipeline_problems import PipelineError
 from klamm.spark.pipeline.poison import Ranges, describe_ranges, halved, search, size
 from klamm.spark.pipeline.yaml_file import read_yaml
+from klamm.spark.source.checkpoint_files import LocalCheckpoint
 from klamm.spark.source.checkpoint_locations import query_id_of
 from klamm.spark.source.source_offsets import OffsetRange
 
@@ -148,15 +149,16 @@ def test_the_failed_batch_is_the_newest_of_the_checkpoint(tmp_path: Path) -> Non
     offsets = tmp_path / "offsets"
     offsets.mkdir()
     (tmp_path / "metadata").write_text('{"id":"q1"}')
-    assert failed_ranges(str(tmp_path)) is None and query_id_of(str(tmp_path)) == "q1"
+    files = LocalCheckpoint(tmp_path)
+    assert failed_ranges(files) is None and query_id_of(str(tmp_path)) == "q1"
     (offsets / "9").write_text('v1\n{}\n{"orders":{"0":4}}\n{"users":{"0":1}}')
     (offsets / "10").write_text('v1\n{}\n{"orders":{"0":6,"1":2},"_from":{"orders":{"1":0}}}\n{"users":{"0":1}}')
-    found = failed_ranges(str(tmp_path))
+    found = failed_ranges(files)
     assert found is not None
     source = read_yaml(pipeline(tmp_path), "p.yaml").sources[0]
     orders = [OffsetRange(TopicPartition("orders", 0), 4, 6), OffsetRange(TopicPartition("orders", 1), 0, 2)]
     assert ranges_of(source, found) == orders
-    assert failed_ranges("hdfs://namenode/ck") is None and query_id_of("hdfs://namenode/ck") == ""
+    assert query_id_of("hdfs://namenode/ck") == ""
 
 
 def test_an_exception_of_the_pipelines_own_code_is_one_of_the_batch() -> None:

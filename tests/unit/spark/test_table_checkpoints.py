@@ -20,7 +20,7 @@ from klamm.spark.pipeline.yaml_file import read_yaml
 from klamm.spark.source.batch_offsets import BatchOffsets, batch_offsets, from_metadata
 from klamm.spark.source.checkpoint_locations import CheckpointError
 from klamm.spark.tables.commits import BatchOfFiles, commit
-from klamm.spark.tables.delta import TableLayout, parse_options
+from klamm.spark.tables.delta import PLANNED_BATCH, TableLayout, parse_options
 from klamm.spark.tables.existing import may_append, queries_of, refuse_new_query
 from klamm.spark.tables.parquet_files import ParquetFiles
 from klamm.spark.tables.table_definition import load_definition
@@ -120,20 +120,57 @@ def test_a_topic_of_the_same_name_is_another_one(tmp_path: Path) -> None:
         query.run(1, [9])
 
 
-def test_commits_without_offsets_are_known_by_their_number(tmp_path: Path) -> None:
-    """Those of earlier versions, and queries whose checkpoint cannot be read by the driver's Python."""
+def test_without_offsets_only_a_batch_planned_before_the_start_is_a_repeated_one(tmp_path: Path) -> None:
+    """The driver's Python cannot read the checkpoint; `to_table` reads it through Spark when the query starts."""
+    remote = {"checkpointLocation": "hdfs://namenode/ck"}
+    first = Query(tmp_path, **remote, **{PLANNED_BATCH: "-1"})
+    first.run(0, [0, 1])
+    first.run(1, [2])
+    repeated = Query(tmp_path, **remote, **{PLANNED_BATCH: "1"})
+    repeated.run(1, [2])
+    older = Query(tmp_path, **remote, **{PLANNED_BATCH: "0"})
+    with pytest.raises(CheckpointError, match="batch 1 of this query, and the checkpoint had no such batch"):
+        older.run(1, [2, 3])
+    assert repeated.ids() == [0, 1, 2]
+    assert len([*repeated.table.glob("*.parquet")]) == 2, "the files of the refused batch are removed"
+
+
+def test_without_offsets_and_without_a_look_at_the_checkpoint_a_known_number_is_refused(tmp_path: Path) -> None:
+    remote = {"checkpointLocation": "hdfs://namenode/ck"}
+    query = Query(tmp_path, **remote)
+    query.run(0, [0])
+    with pytest.raises(CheckpointError, match=r"cannot be compared .* to_table\(\).* trustBatchNumbers=true"):
+        query.run(0, [0])
+    Query(tmp_path, **remote, trustBatchNumbers="true").run(0, [0])
+    query.run(1, [1])
+    assert query.ids() == [0, 1]
+
+
+def test_commits_without_offsets_of_earlier_versions(tmp_path: Path) -> None:
     query = Query(tmp_path)
     made = ParquetFiles(query.table, None)
     made.write(pa.record_batch({"id": pa.array([1])}))
     commit(query.table, BatchOfFiles(pa.schema([("id", pa.int64())]), made.close(), False, "query", 0))
     assert from_metadata(DeltaTable(str(query.table)).history()[0]) is None
     query.log(0, end(7))
-    query.run(0, [9])
+    with pytest.raises(CheckpointError, match="cannot be compared"):
+        query.run(0, [9])
+    with pytest.raises(CheckpointError, match="had no such batch"):
+        Query(tmp_path, **{PLANNED_BATCH: "-1"}).run(0, [9])
+    Query(tmp_path, **{PLANNED_BATCH: "0"}).run(0, [9])
     assert query.ids() == [1]
-    remote = Query(tmp_path, checkpointLocation="hdfs://namenode/ck")
-    remote.run(1, [2])
-    remote.run(1, [3])
-    assert remote.ids() == [1, 2]
+
+
+def test_a_commit_that_delta_removed_from_its_log_does_not_hide_an_older_checkpoint(tmp_path: Path) -> None:
+    query = two_batches(tmp_path)
+    DeltaTable(str(query.table)).create_checkpoint()
+    for entry in sorted((query.table / "_delta_log").glob("*.json")):
+        entry.unlink()
+    query.log(1, end(5))
+    with pytest.raises(CheckpointError, match="had no such batch"):
+        Query(tmp_path, **{PLANNED_BATCH: "0"}).run(1, [2, 3, 4])
+    Query(tmp_path, **{PLANNED_BATCH: "1"}).run(1, [2])
+    assert query.ids() == [0, 1, 2]
 
 
 def test_an_older_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from klamm.errors import KlammError
 from klamm.model import TopicPartition
 from klamm.spark.pipeline.dead_letters import Location, is_none_of
 from klamm.spark.pipeline.failures import is_data_error, spark_sentence
 from klamm.spark.pipeline.options import reading_options
 from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink, Source, View
 from klamm.spark.pipeline.poison import PoisonRecord, Ranges, describe_ranges, search, size
-from klamm.spark.source.batch_offsets import batch_offsets
-from klamm.spark.source.checkpoint_locations import local_path
+from klamm.spark.source.batch_offsets import logged_offsets
+from klamm.spark.source.checkpoint_files import CheckpointFiles, SparkCheckpoint, newest_batch
 from klamm.spark.source.source_offsets import OffsetRange, parse_source_offset, to_json
 
 if TYPE_CHECKING:
@@ -55,11 +55,9 @@ class Diagnosis:
         return f" (at {name}record {self.records[0]})"
 
 
-def failed_ranges(checkpoint: str) -> list[tuple[OffsetRange, ...]] | None:
+def failed_ranges(checkpoint: CheckpointFiles) -> list[tuple[OffsetRange, ...]] | None:
     """Return what the newest batch of a checkpoint reads, per source of the query; None if unknown."""
-    root = local_path(checkpoint)
-    newest = _newest_batch(root) if root is not None else None
-    found = batch_offsets(checkpoint, newest) if newest is not None else None
+    found = logged_offsets(checkpoint, newest_batch(checkpoint))
     if found is None:
         return None
     ranges = []
@@ -68,13 +66,6 @@ def failed_ranges(checkpoint: str) -> list[tuple[OffsetRange, ...]] | None:
         ends = parse_source_offset(end).offsets if isinstance(end, Mapping) else {}
         ranges.append(tuple(OffsetRange(tp, begins.get(tp, last), last) for tp, last in sorted(ends.items())))
     return ranges
-
-
-def _newest_batch(root: Path) -> int | None:
-    try:
-        return max((int(entry.name) for entry in (root / "offsets").iterdir() if entry.name.isdecimal()), default=None)
-    except OSError:
-        return None
 
 
 def ranges_of(source: Source, queries: Sequence[tuple[OffsetRange, ...]]) -> list[OffsetRange]:
@@ -125,7 +116,10 @@ class Diagnostician:
         self._is_over = is_over
 
     def diagnose(self, sink: Sink, checkpoint: str) -> Diagnosis:
-        batch = failed_ranges(checkpoint)
+        try:
+            batch = failed_ranges(SparkCheckpoint(self._spark, checkpoint))
+        except KlammError:
+            batch = None  # the file system is unreachable: report the failure itself
         if batch is None:
             return Diagnosis(None, (), "")
         everything = [r for ranges in batch for r in ranges if r.size > 0]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from klamm.errors import KlammError
 from klamm.model import TopicPartition
+from klamm.spark.source.checkpoint_files import CheckpointFiles, LocalCheckpoint
 from klamm.spark.source.checkpoint_locations import local_path
 from klamm.spark.source.source_offsets import SourceOffset, by_topic, parse_source_offset, source_offset, to_json
 
@@ -61,22 +61,24 @@ def from_metadata(commit: Mapping[str, Any]) -> BatchOffsets | None:
 
 
 def batch_offsets(checkpoint: str | None, batch_id: int) -> BatchOffsets | None:
-    """Return the offsets of a batch from the query's checkpoint; None if the checkpoint cannot be read from here."""
+    """Return the offsets of a batch from the query's checkpoint; None if the checkpoint is not a local directory."""
     root = local_path(checkpoint) if checkpoint else None
-    if root is None or (end := _logged(root, batch_id)) is None:
+    return logged_offsets(LocalCheckpoint(root), batch_id) if root is not None else None
+
+
+def logged_offsets(files: CheckpointFiles, batch_id: int) -> BatchOffsets | None:
+    """Return the offsets of a batch from the offset log of a checkpoint; None if they are unknown."""
+    if (end := _logged(files, batch_id)) is None:
         return None
-    before = _logged(root, batch_id - 1) or (None,) * len(end)
+    before = _logged(files, batch_id - 1) or (None,) * len(end)
     if len(before) != len(end):
         return None
     return BatchOffsets(tuple(map(_start, before, end)), tuple(map(_without_from, end)))
 
 
-def _logged(root: Path, batch_id: int) -> tuple[Any, ...] | None:
+def _logged(files: CheckpointFiles, batch_id: int) -> tuple[Any, ...] | None:
     """Read an entry of Spark's offset log: a version, the metadata, then one line per source."""
-    try:
-        lines = (root / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
+    lines = (files.offsets_of(batch_id) or "").splitlines()
     if len(lines) < 3 or lines[0] != _VERSION:
         return None
     return tuple(None if line == _NO_OFFSET else _value(line) for line in lines[2:])

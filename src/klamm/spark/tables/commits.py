@@ -4,7 +4,8 @@ offsets.
 Delta keeps the highest batch number of every application id. A batch of that number and with the same offsets was
 committed before, by a run that died before Spark knew: its files are removed again, and the table stays as it is. A
 batch of that number with other offsets comes from a checkpoint that is older than the table. It is refused: treating it
-as committed would lose its records.
+as committed would lose its records. If the offsets are unknown, only a batch that the checkpoint had planned before the
+query started can be a repeated one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class BatchOfFiles:
 
     Without `append_to_existing` the first commit of a query is refused where other queries have written the table.
     `is_part`: another table gets the rest of the batch later, so this commit does not prove the other one.
+    `planned_batch` is the newest batch of the checkpoint at the query's start. With `trust_number` a batch whose
+    offsets are unknown is identified by its number.
     """
 
     schema: pa.Schema
@@ -49,6 +52,8 @@ class BatchOfFiles:
     offsets: BatchOffsets | None = None
     append_to_existing: bool = True
     is_part: bool = False
+    planned_batch: int | None = None
+    trust_number: bool = False
 
 
 def commit(path: Path, batch: BatchOfFiles) -> bool:
@@ -126,7 +131,9 @@ def _is_new(table: DeltaTable, path: Path, batch: BatchOfFiles) -> bool:
 def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
     """Whether the table has this batch. Raises CheckpointError if it has later ones, or other records with this number.
 
-    A commit without offsets (older version, or removed from the table's log) is identified by its number alone.
+    Offsets are unknown if the checkpoint is remote, the commit is of an older version, or Delta removed it from its
+    log. Spark repeats only a batch that its checkpoint had planned before the query started: any other batch with a
+    known number is a new one.
     """
     version = table.transaction_version(batch.app_id) if batch.app_id is not None else None
     if version is None or version < batch.batch_id:
@@ -139,10 +146,24 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
             f"The table {name} has batch {version} of this query already, and the checkpoint continues with batch "
             f"{batch.batch_id}: it is older than the table. {way_out}"
         )
-    if known is not None and batch.offsets is not None and not known.is_same(batch.offsets):
+    if known is not None and batch.offsets is not None:
+        if known.is_same(batch.offsets):
+            return True
         raise CheckpointError(
             f"The table {name} has batch {version} of this query with other records: offsets {known} in the table, "
             f"{batch.offsets} in the checkpoint, which is older than the table. {way_out}"
+        )
+    if batch.planned_batch is not None and batch.batch_id > batch.planned_batch:
+        raise CheckpointError(
+            f"The table {name} has batch {version} of this query, and the checkpoint had no such batch when the query "
+            f"started: it is older than the table. {way_out}"
+        )
+    if batch.planned_batch is None and not batch.trust_number:
+        raise CheckpointError(
+            f"The table {name} has batch {version} of this query, and its offsets cannot be compared with those of the "
+            "checkpoint: this may be the same batch, or another one from an older checkpoint. Start the query with "
+            "to_table(), which reads the checkpoint through Spark. If the checkpoint is not a restored copy, set the "
+            "option trustBatchNumbers=true for this start."
         )
     return True
 

@@ -34,13 +34,18 @@ if TYPE_CHECKING:
 NAME: Final = "klamm_delta"
 ERROR: Final = "_error"
 RAW: Final = "_raw"
+PLANNED_BATCH: Final = "klamm.planned.batch"
+"""Set by `to_table`, which reads the checkpoint through Spark: the newest batch there when the query starts."""
 BAD_COLUMNS: Final = ("_topic", "_partition", "_offset", "_timestamp", "key", ERROR, RAW)
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """`date_column` is the timestamp or date whose day partitions the table. `checkpoint` is that of the query."""
+    """`date_column` is the timestamp or date whose day partitions the table. `checkpoint` is that of the query.
+
+    `planned_batch` is the newest batch that the checkpoint had when the query started; None if it was not read.
+    """
 
     path: Path
     bad_path: Path
@@ -48,6 +53,8 @@ class TableOptions:
     compact_every: int
     append_to_existing: bool = False
     checkpoint: str | None = None
+    planned_batch: int | None = None
+    trust_batch_numbers: bool = False
 
 
 def parse_options(options: Mapping[str, str]) -> TableOptions:
@@ -67,6 +74,8 @@ def parse_options(options: Mapping[str, str]) -> TableOptions:
         compact_every=_count(given.get("compactevery", "0")),
         append_to_existing=_flag("appendToExisting", given.get("appendtoexisting", "false")),
         checkpoint=given.get("checkpointlocation"),
+        planned_batch=int(given[PLANNED_BATCH]) if PLANNED_BATCH in given else None,
+        trust_batch_numbers=_flag("trustBatchNumbers", given.get("trustbatchnumbers", "false")),
     )
 
 
@@ -190,6 +199,8 @@ class TableLayout:
             overwrite=self.overwrite,
             offsets=batch_offsets(self.options.checkpoint, batch_id) if query_id is not None else None,
             append_to_existing=self.options.append_to_existing,
+            planned_batch=self.options.planned_batch,
+            trust_number=self.options.trust_batch_numbers,
         )
         # Several queries may share a table of bad records, unless it is the one that belongs to the table.
         is_shared = self.options.bad_path != default_bad_path(self.options.path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.errors import KlammError
 from klamm.spark.dataframes import start
 from klamm.spark.query.triggers import Trigger
+from klamm.spark.source.checkpoint_files import SparkCheckpoint, newest_batch
 from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
 from klamm.spark.tables.table_paths import check_apart
@@ -68,6 +69,7 @@ def to_table(
         "badRecords": bad_records,
         "partitionByDate": date_column,
         "appendToExisting": str(append_to_existing).lower(),
+        delta.PLANNED_BATCH: newest_batch(SparkCheckpoint(df.sparkSession, str(checkpoint))),
         **options,
     }
     writer = df.writeStream.format(delta.NAME).outputMode(mode).options(**_texts(given))

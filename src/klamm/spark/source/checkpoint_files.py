@@ -1,0 +1,93 @@
+"""The files of a query's checkpoint, on any file system that Spark reaches.
+
+The process with the Spark session reads them through Spark's JVM. Sinks commit in another Python process, which has
+no JVM: it reads local directories only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from klamm.errors import KlammError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OFFSETS: Final = "offsets"
+"""The directory with one file per planned batch; Spark writes it before the batch runs."""
+NO_BATCH: Final = -1
+
+
+class CheckpointFiles(Protocol):
+    def planned_batches(self) -> list[int]:
+        """Return the numbers of the batches in the offset log."""
+
+    def offsets_of(self, batch_id: int) -> str | None:
+        """Return the entry of a batch in the offset log; None if it is missing or unreadable."""
+
+
+def newest_batch(files: CheckpointFiles) -> int:
+    """Return the newest batch that Spark has planned; NO_BATCH if there is none. Spark repeats at most this one."""
+    return max(files.planned_batches(), default=NO_BATCH)
+
+
+class LocalCheckpoint:
+    def __init__(self, root: Path) -> None:
+        self._offsets = root / OFFSETS
+
+    def planned_batches(self) -> list[int]:
+        try:
+            return _numbers([entry.name for entry in self._offsets.iterdir()])
+        except OSError:
+            return []
+
+    def offsets_of(self, batch_id: int) -> str | None:
+        try:
+            return (self._offsets / str(batch_id)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
+class SparkCheckpoint:
+    """Reads with the settings and the credentials of the session, as the query itself does."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
+        assert spark._jvm is not None, "Spark Connect has no JVM here, and klamm's queries do not run there"
+        self._checkpoint = checkpoint
+        self._jvm: Any = spark._jvm
+        self._offsets = self._jvm.org.apache.hadoop.fs.Path(checkpoint, OFFSETS)
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+
+    def planned_batches(self) -> list[int]:
+        """Raises KlammError if the file system is unreachable: an unknown checkpoint is not an empty one."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            files = self._offsets.getFileSystem(self._conf)
+            if not files.exists(self._offsets):
+                return []
+            return _numbers([entry.getPath().getName() for entry in files.listStatus(self._offsets)])
+        except Py4JJavaError as error:
+            raise KlammError(f"The checkpoint {self._checkpoint} cannot be read: {_reason(error)}") from None
+
+    def offsets_of(self, batch_id: int) -> str | None:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            place = self._jvm.org.apache.hadoop.fs.Path(self._offsets, str(batch_id))
+            stream = self._offsets.getFileSystem(self._conf).open(place)
+            try:
+                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+        except Py4JJavaError:
+            return None
+
+
+def _numbers(names: list[str]) -> list[int]:
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _reason(error: Any) -> str:
+    return str(error.java_exception.toString()).splitlines()[0]
