@@ -163,7 +163,9 @@ def test_local_master_from_another_terminal(cluster: LocalCluster, amounts: str,
             status = klamm("pipeline", "status", "totals", env=run.env)
             assert "running" in status and str(process.pid) in status
             assert "Stopped pipeline totals" in klamm("pipeline", "stop", run.file, env=run.env)
-            assert process.wait(COMMAND_TIMEOUT_S) == 0
+            _, reported = process.communicate(timeout=COMMAND_TIMEOUT_S)
+            assert process.returncode == 0, reported
+            assert "Traceback" not in reported and "py4j" not in reported.lower(), reported
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
