@@ -10,7 +10,9 @@ from typing import Final
 PROBLEM_METRIC: Final = "klamm_server_replicamanager_replicaproblem"
 _TAG: Final = re.compile(r'(\w+)="([^"]*)"')
 _REMEDIES: Final = {
-    "inconsistent topic id": "stop the broker, move the partition's directory away, start the broker",
+    "inconsistent topic id": (
+        "partition.metadata names another topic: stop the broker, move the partition's directory away, start the broker"
+    ),
     "damaged log": "restore the partition from a copy, or continue without the offsets that the broker's log names",
 }
 
