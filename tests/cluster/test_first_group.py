@@ -1,4 +1,4 @@
-"""The first consumer group of a cluster that has lost a broker since its start."""
+"""The first consumer group and the first transaction of a cluster that has lost a broker since its start."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, Fin
 from klamm.testing import LocalCluster
 from tests.support.raw_client import RawClient, eventually
 
+PATIENCE_S = 60
+
 
 def test_it_works_although_a_broker_was_killed_right_after_the_start() -> None:
-    with LocalCluster(brokers=3) as cluster:
+    with LocalCluster(brokers=3, broker_configs={"transaction.state.log.replication.factor": 3}) as cluster:
         cluster.kill(cluster.controller_id)
         alive = [broker_id for broker_id in cluster.broker_ids if cluster.is_running(broker_id)]
         servers = ",".join(f"127.0.0.1:{cluster.port(broker_id)}" for broker_id in alive)
         cluster.create_topic("t")
-        producer = Producer({"bootstrap.servers": servers})
+        producer = Producer({"bootstrap.servers": servers, "transactional.id": "first"})
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
         producer.produce("t", b"first")
-        producer.flush()
+        producer.commit_transaction(PATIENCE_S)
         consumer = Consumer({"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "earliest"})
         try:
             consumer.subscribe(["t"])

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from klamm.cli.client import BootstrapServer, admin_client
+from klamm.errors import ErrorCode
 from klamm.local.ports import ReservedPort
 from tests.support.raw_client import RawClient, eventually
 
@@ -51,6 +52,12 @@ def children(process: subprocess.Popen[str], words: str) -> list[int]:
     return found
 
 
+def offsets_topic(port: int) -> Any:
+    """The topic as a broker knows it, None until it exists. The request does not create it."""
+    (topic,) = RawClient(port).metadata("__consumer_offsets").topics
+    return topic if topic.error_code == ErrorCode.NONE else None
+
+
 def say_next(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
     return process.stderr.readline()
@@ -80,6 +87,9 @@ def test_the_others_stay_up_until_the_last_one_is_gone(tmp_path: Path) -> None:
     with klamm_up("-n", "2", "-d", str(tmp_path)) as process:
         ports = servers(process)
         assert "2 brokers up" in say_next(process)
+        # The factor is 2, so that only a topic that is created now lets groups survive the first kill.
+        found = eventually(lambda: offsets_topic(ports[0]), "__consumer_offsets was not created at the start")
+        assert all(len(partition.replica_nodes) == 2 for partition in found.partitions)
         for broker_id, rest in ((1, True), (2, False)):
             (pid,) = children(process, f"broker-{broker_id}.properties")
             os.kill(pid, signal.SIGKILL)

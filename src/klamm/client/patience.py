@@ -109,7 +109,7 @@ LOCAL_CHANGE: Final = Patience(30_000, backoff_ms=20, request_ms=30_000)
 TOPIC_LOOKUP: Final = Patience(15_000, request_ms=5_000)
 """LocalCluster asks ZooKeeper whether an unknown topic may still appear: a session and two reads, `request_ms` each."""
 INTERNAL_TOPICS: Final = Patience(30_000, backoff_ms=20, request_ms=10_000)
-"""LocalCluster waits for the creation of `__consumer_offsets` before it stops a broker."""
+"""LocalCluster waits for the creation of internal topics before it stops a broker."""
 VIEWER_QUESTION: Final = Patience(5_000, request_ms=2_000)
 """A question of the viewer: the page shows what is known, and asks again."""
 VIEWER_TRANSACTIONS: Final = Patience(0, request_ms=2_000)

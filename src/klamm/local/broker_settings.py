@@ -53,6 +53,10 @@ class ClusterSettings:
         """Return the broker's keys without those that the supervisor sets."""
         return {**self._defaults, **self._shared, **self._own.get(broker_id, {})}
 
+    def is_set(self, key: str) -> bool:
+        """Whether the caller has set a key for a broker; defaults do not count."""
+        return key in self._shared or any(key in own for own in self._own.values())
+
     def listeners(self, broker_id: int, data: str, control: str) -> Properties:
         """Return the keys of the broker's listeners at these addresses.
 

@@ -92,7 +92,9 @@ class LocalCluster:
             is_drill=is_drill,
         )
         self._admin = ClusterAdmin(self._supervisor, timeout_s=start_timeout_s)
-        self._internal_topics = InternalTopics(self._supervisor)
+        self._internal_topics = InternalTopics(
+            self._supervisor, with_transactions=settings.is_set("transaction.state.log.replication.factor")
+        )
 
     def __enter__(self) -> LocalCluster:
         self.start_all()
@@ -122,7 +124,7 @@ class LocalCluster:
         """Start ZooKeeper and all brokers at the same time; return when every broker knows all the others.
 
         With several brokers, the creation of `__consumer_offsets` has begun then, so that groups keep working when a
-        broker is lost.
+        broker is lost; also that of `__transaction_state`, if transaction.state.log.replication.factor is set.
         """
         try:
             deadline = self._start_deadline()
