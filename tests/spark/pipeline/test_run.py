@@ -69,6 +69,7 @@ def test_a_changed_query_fails_and_names_the_change(
     produce_json(servers, events, [{"id": n, "at": f"2026-07-01T10:0{n}:00Z"} for n in range(5)])
     reported: list[str] = []
     run(pipeline(tmp_path, events), options(spark, servers, reported))
+    assert reported[0] == "Spark runs, waiting for the plans of 1 source and 1 view"
     assert reported[-1] == "lake: finished"
     (state,) = runs()
     assert state["queries"]["lake"]["state"] == "finished" and not state["alive"]
