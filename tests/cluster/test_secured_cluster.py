@@ -154,7 +154,7 @@ def test_passwords_are_neither_shown_nor_stored(cluster: SecuredCluster) -> None
     assert not [name for name, entry in entries.items() if entry.value and ADMIN[1] in entry.value]
     entry = ConfigEntry("ssl.keystore.password", "new", incremental_operation=AlterConfigOpType.SET)
     change = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[entry])
-    with pytest.raises(KafkaException, match="ZooKeeper must not hold it"):
+    with pytest.raises(KafkaException, match="it must not be stored in ZooKeeper"):
         admin.incremental_alter_configs([change])[change].result(WAIT_S)
 
 

@@ -17,7 +17,7 @@ def super_users(text: str) -> frozenset[str]:
     for principal in principals:
         kind, _, name = principal.partition(":")
         if not kind or not name:
-            raise ValueError(f"principals such as User:alice, separated by semicolons, which {principal!r} is not")
+            raise ValueError(f"principals such as User:alice, separated by semicolons; {principal!r} is not one")
     return principals
 
 

@@ -1,7 +1,7 @@
 """Client quotas as they are configured: for users, client ids, pairs of both, and the defaults of each.
 
-Owner: the broker loop. `/config/users` and `/config/clients` of ZooKeeper are the truth; their readers pass what they
-decoded to `set_entity` and `replace_all`. `QuotaLimits.match` answers which quota applies to a client.
+Owner: the broker loop. `/config/users` and `/config/clients` in ZooKeeper are authoritative; their readers pass the
+decoded quotas to `set_entity` and `replace_all`. `QuotaLimits.match` answers which quota applies to a client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("klamm.config")
 
 
 class QuotaEntity(NamedTuple):
-    """The holder of a quota: a user, a client id, or both. `DEFAULT` stands for all without a quota of their own."""
+    """The holder of a quota: a user, a client id, or both. `DEFAULT` stands for all without their own quota."""
 
     user: str | None = None
     client_id: str | None = None

@@ -192,7 +192,7 @@ class ControllerKeys:
         "controlled.shutdown.enable", True, "Whether a stopping broker hands its leaderships over first."
     )
     controlled_shutdown_max_retries = int32(
-        "controlled.shutdown.max.retries", 3, "How often a stopping broker retries to hand its leaderships over."
+        "controlled.shutdown.max.retries", 3, "How many times a stopping broker retries to hand its leaderships over."
     )
     controlled_shutdown_retry_backoff_ms = int64(
         "controlled.shutdown.retry.backoff.ms", 5000, "Pause before a stopping broker retries."
@@ -200,7 +200,7 @@ class ControllerKeys:
     controller_quota_window_num = int32(
         "controller.quota.window.num",
         11,
-        "Windows whose partitions a client may create or delete at once under a controller mutation quota.",
+        "Number of windows of controller mutation quotas. A client may use the quota of all of them at once.",
         importance=LOW,
         check=at_least(1),
     )
@@ -235,7 +235,7 @@ class GroupKeys:
 
 class OffsetKeys:
     offset_metadata_max_bytes = int32(
-        "offset.metadata.max.bytes", 4096, "The longest metadata text of a committed offset.", importance=HIGH
+        "offset.metadata.max.bytes", 4096, "Maximum length of the metadata text of a committed offset.", importance=HIGH
     )
     offsets_load_buffer_size = int32(
         "offsets.load.buffer.size",

@@ -24,7 +24,7 @@ _BROKER_SYNONYMS: Final = {
 }
 """Broker keys whose default is another broker key, strongest first."""
 _LISTENER_KEYS: Final = frozenset({"listeners", "advertised.listeners", "listener.security.protocol.map"})
-"""Not read-only in Kafka, so tools that compare brokers expect the same here. Changing them needs a restart (0020)."""
+"""Not read-only in Kafka, so tools that compare brokers expect the same here. They change by a restart (0020)."""
 
 
 class ConfigSource(IntEnum):

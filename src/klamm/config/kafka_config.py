@@ -232,11 +232,11 @@ class KafkaConfig(
             self._fail("log.roll.jitter.ms", "at least 0")
         if self.log_retention_time_ms == 0:
             keys = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
-            self._fail(next(key for key in keys if self[key] is not None), "at least 1, or -1 for ever")
+            self._fail(next(key for key in keys if self[key] is not None), "at least 1, or -1 for no limit")
         if self.broker_id < -1:
-            self._fail("broker.id", "a number from 0 on, or -1 for one that is generated")
+            self._fail("broker.id", "a number of at least 0, or -1 for a generated one")
         if self.broker_id < 0 and not self.broker_id_generation_enable:
-            self._fail("broker.id", "a number from 0 on, because broker.id.generation.enable is false")
+            self._fail("broker.id", "a number of at least 0, because broker.id.generation.enable is false")
         if self.broker_id_generation_enable and self.broker_id > self.reserved_broker_max_id:
             self._fail("broker.id", f"at most reserved.broker.max.id ({self.reserved_broker_max_id})")
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
@@ -253,7 +253,7 @@ class KafkaConfig(
                 wanted = f"an address that clients can connect to, which {endpoint.host} is not"
                 if self.advertised_listeners:
                     self._fail("advertised.listeners", wanted)
-                self._fail("listeners", f"{wanted}; to bind it, set advertised.listeners to one that is")
+                self._fail("listeners", f"{wanted}; to bind it, set advertised.listeners to a reachable one")
         control = self.control_plane_listener
         if self.inter_broker_listener not in bound:
             self._fail("inter.broker.listener.name", "the name of one of the listeners")
@@ -261,20 +261,22 @@ class KafkaConfig(
             self._fail("control.plane.listener.name", "the name of a listener that is not the inter-broker listener")
         for needed in filter(None, (self.inter_broker_listener, control)):
             if needed not in {endpoint.listener for endpoint in self.advertised_endpoints}:
-                self._fail("advertised.listeners", f"{needed} among them, by which brokers reach each other")
+                wanted = f"an address for the listener {needed}, which brokers use to reach each other"
+                self._fail("advertised.listeners", wanted)
 
     def _check_zookeeper(self) -> None:
         has_login = self.klamm_zookeeper_digest or self.klamm_zookeeper_sasl_jaas_config
         has_certificate = self.zookeeper_ssl_client_enable and self.zookeeper_ssl_keystore_location
         if self.zookeeper_set_acl and not (has_login or has_certificate):
             wanted = "klamm.zookeeper.sasl.jaas.config, klamm.zookeeper.digest or zookeeper.ssl.keystore.location"
-            self._fail("zookeeper.set.acl", f"false, or {wanted}, because access rules need an identity")
+            self._fail("zookeeper.set.acl", f"false, or {wanted} to be set, because access rules need an identity")
         is_remote = not self.zookeeper_connect and not is_loopback(self.klamm_zookeeper_embedded_host)
         if is_remote and not (self.klamm_zookeeper_digest and self.zookeeper_set_acl):
             wanted = "a loopback address, or klamm.zookeeper.digest to be set and zookeeper.set.acl to be true"
             self._fail("klamm.zookeeper.embedded.host", wanted)
         if self.zookeeper_ssl_client_enable and not self.zookeeper_connect and not self.zookeeper_ssl_keystore_location:
-            self._fail("zookeeper.ssl.client.enable", "zookeeper.ssl.keystore.location for the embedded server's TLS")
+            wanted = "false, or zookeeper.ssl.keystore.location to be set for the embedded server's TLS"
+            self._fail("zookeeper.ssl.client.enable", wanted)
 
     def _check(self, name: str, derive: object) -> None:
         assert callable(derive)
@@ -294,7 +296,7 @@ BROKER_KEYS: Final[Mapping[str, AnyKey]] = MappingProxyType(collect_keys(*KafkaC
 
 
 def broker_key(name: str) -> AnyKey | None:
-    """Return the key of a setting of a broker, also of one with the prefix of a listener."""
+    """Return the key of a broker setting, which may have the prefix of a listener."""
     if (key := BROKER_KEYS.get(name)) is not None:
         return key
     setting = parse_name(name)

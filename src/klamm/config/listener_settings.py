@@ -42,7 +42,7 @@ def parse_name(name: str) -> ListenerSetting | None:
 
 
 class ListenerSettings:
-    """The settings of one listener: its own where they are given, else those of the broker."""
+    """The settings of one listener: its own settings if they are set, else those of the broker."""
 
     def __init__(self, listener: str, own: Mapping[tuple[str | None, str], Value], broker: Mapping[str, Value]) -> None:
         self.listener = listener

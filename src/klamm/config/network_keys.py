@@ -68,7 +68,7 @@ class ListenerKeys:
         "listeners",
         "PLAINTEXT://localhost:9092",
         "Where this broker listens, as NAME://host:port; port 0 takes a free port, and an empty host means every "
-        "address. A listener that others than this machine reach needs authentication.",
+        "address. A listener that other machines can reach needs authentication.",
         importance=HIGH,
         check=not_empty,
     )
@@ -154,7 +154,7 @@ class SocketKeys:
     max_connections = int32(
         "max.connections",
         INT_MAX,
-        "Connections that this broker accepts. Other brokers have a reserve.",
+        "Connections that this broker accepts. It reserves more for other brokers.",
         check=at_least(1),
         update=CLUSTER_WIDE,
     )
@@ -184,7 +184,8 @@ class RequestKeys:
     num_io_threads = int32(
         "num.io.threads",
         8,
-        "Requests that are handled per turn of the event loop, before the sockets are polled again.",
+        "Requests that a turn of the event loop handles before it polls the sockets again. A turn handles more in its "
+        "first millisecond, and none after its fourth.",
         importance=HIGH,
         check=at_least(1),
         update=CLUSTER_WIDE,
@@ -297,7 +298,8 @@ class KlammKeys:
     klamm_metrics_host = string(
         "klamm.metrics.host",
         "127.0.0.1",
-        "The address that the Prometheus endpoint listens on. Another one than loopback requires TLS and a password.",
+        "The address that the Prometheus endpoint listens on. An address other than loopback requires TLS and a "
+        "password.",
     )
     klamm_metrics_ssl_enable = boolean(
         "klamm.metrics.ssl.enable", False, "Whether the Prometheus endpoint uses TLS, with the broker's ssl.keystore."
@@ -308,8 +310,8 @@ class KlammKeys:
     klamm_allow_unauthenticated_listeners = boolean(
         "klamm.allow.unauthenticated.listeners",
         False,
-        "Whether listeners without authentication, and metrics without a password, may be reached by others than this "
-        "machine.",
+        "Whether listeners without authentication, and metrics without a password, may be reachable from other "
+        "machines.",
     )
     klamm_unclean_replica_wait_ms = int64(
         "klamm.unclean.replica.wait.ms",

@@ -1,8 +1,8 @@
 """The current configurations: the broker's static one, the dynamic ones above it, and the topics' overrides.
 
-Owner: the broker loop. `/config/...` of ZooKeeper is the truth. Its readers pass the decoded properties to `set_topic`
-and `set_broker`, which replace the frozen values and then call the listeners. A topic or broker whose configuration
-has not changed costs nothing.
+Owner: the broker loop. `/config/...` in ZooKeeper is authoritative. Its readers pass the decoded properties to
+`set_topic` and `set_broker`, which replace the frozen values and then call the listeners. A topic or broker whose
+configuration has not changed costs nothing.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ def _lockout(config: KafkaConfig, names: Collection[str]) -> str | None:
         return "max.connections.per.ip cannot be 0 while the broker runs: nobody could connect to change it back."
     overrides = config.max_connections_per_ip_by_address
     if "max.connections.per.ip.overrides" in names and any(limit < 1 for limit in overrides.values()):
-        return "max.connections.per.ip.overrides cannot have a limit of 0 while the broker runs: set it in its file."
+        what = "max.connections.per.ip.overrides cannot have a limit of 0 while the broker runs"
+        return f"{what}: set it in the broker's file."
     return None
 
 
@@ -238,7 +239,8 @@ def _refusal(name: str, value: str | None, *, per_broker: bool) -> str | None:
             return f"{name} is not available: klamm does not support {what} yet."
         return f"{name} is not a broker configuration.{did_you_mean(name, BROKER_KEYS)}"
     if key.update_mode is UpdateMode.READ_ONLY and key.is_sensitive:
-        return f"{name} cannot be changed while the broker runs: ZooKeeper must not hold it. Set it in its file."
+        reason = "it must not be stored in ZooKeeper. Set it in the broker's file"
+        return f"{name} cannot be changed while the broker runs: {reason}."
     if key.update_mode is UpdateMode.READ_ONLY:
         return f"{name} cannot be changed while the broker runs: set it in the broker's file and restart."
     if key.update_mode is UpdateMode.PER_BROKER and not per_broker:

@@ -139,7 +139,7 @@ class SaslKeys:
     connections_max_reauth_ms = int64(
         "connections.max.reauth.ms",
         0,
-        "How long a SASL session lasts before the client must authenticate again; 0 means without end.",
+        "How long a SASL session lasts before the client must authenticate again; 0 means no limit.",
         check=at_least(0),
     )
     connection_failed_authentication_delay_ms = int32(
@@ -199,6 +199,6 @@ class KlammSecurityKeys:
     klamm_admit_unproven_peers = boolean(
         "klamm.admit.unproven.peers",
         False,
-        "Whether brokers are admitted that do not prove that they belong to the cluster, such as Kafka's in a mixed "
-        "cluster. Anybody who reaches the listener can then send their requests, unless an authorizer decides.",
+        "Whether brokers need no proof that they belong to the cluster. Kafka's brokers in a mixed cluster have none. "
+        "Anybody who reaches the listener can then send the requests of brokers, unless an authorizer decides.",
     )

@@ -32,14 +32,14 @@ class SegmentTopicKeys:
     segment_ms = int64(
         "segment.ms",
         604800000,
-        "A segment of this age is closed and a new one begun.",
+        "Age at which a segment is closed and a new one begins.",
         check=at_least(1),
         synonyms=("log.roll.ms", "log.roll.hours"),
     )
     segment_jitter_ms = int64(
         "segment.jitter.ms",
         0,
-        "The most by which rolling is brought forward at random.",
+        "The maximum random reduction of `segment.ms`.",
         check=at_least(0),
         synonyms=("log.roll.jitter.ms", "log.roll.jitter.hours"),
     )
@@ -156,7 +156,7 @@ class RetentionTopicKeys:
     remote_log_copy_disable = boolean(
         "remote.log.copy.disable",
         False,
-        "Whether Kafka's tiered storage takes no more segments.",
+        "Whether Kafka stops copying segments to tiered storage.",
         support=NO_EFFECT,
     )
     remote_log_delete_on_disable = boolean(

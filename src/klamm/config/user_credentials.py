@@ -1,6 +1,6 @@
 """SCRAM credentials of users, as they are stored: text by user and mechanism.
 
-Owner: the broker loop. `/config/users` of ZooKeeper is the truth, where quotas of users are kept too.
+Owner: the broker loop. `/config/users` in ZooKeeper is authoritative; it also contains the quotas of users.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ class ZooKeeperKeys:
     klamm_zookeeper_embedded_host = string(
         "klamm.zookeeper.embedded.host",
         "127.0.0.1",
-        "The address of the embedded ZooKeeper server. Another one than loopback requires klamm.zookeeper.digest and "
-        "zookeeper.set.acl; use zookeeper.ssl.client.enable too, because the digest is sent in clear text without it.",
+        "The address of the embedded ZooKeeper server. An address other than loopback requires klamm.zookeeper.digest "
+        "and zookeeper.set.acl; use zookeeper.ssl.client.enable too, because the digest is sent in clear text without "
+        "it.",
     )
     klamm_zookeeper_embedded_port = int32(
         "klamm.zookeeper.embedded.port",
@@ -111,7 +112,7 @@ class ZooKeeperTlsKeys:
         "zookeeper.ssl.keystore.password", None, "The password of the keystore."
     )
     zookeeper_ssl_keystore_type = optional_string(
-        "zookeeper.ssl.keystore.type", None, "PEM or PKCS12; without it, the end of the file's name decides."
+        "zookeeper.ssl.keystore.type", None, "PEM or PKCS12; if not set, the file extension decides."
     )
     zookeeper_ssl_truststore_location = optional_string(
         "zookeeper.ssl.truststore.location", None, "The certificates of authorities that the broker trusts."
@@ -120,7 +121,7 @@ class ZooKeeperTlsKeys:
         "zookeeper.ssl.truststore.password", None, "The password of the truststore."
     )
     zookeeper_ssl_truststore_type = optional_string(
-        "zookeeper.ssl.truststore.type", None, "PEM or PKCS12; without it, the end of the file's name decides."
+        "zookeeper.ssl.truststore.type", None, "PEM or PKCS12; if not set, the file extension decides."
     )
     zookeeper_ssl_protocol = string(
         "zookeeper.ssl.protocol",
@@ -153,7 +154,7 @@ class ZooKeeperTlsKeys:
     zookeeper_ssl_ocsp_enable = boolean(
         "zookeeper.ssl.ocsp.enable",
         False,
-        "Whether the status of certificates is asked for.",
+        "Whether the status of certificates is queried (OCSP).",
         check=_is_off,
         support=Support.ONLY_DEFAULT,
     )

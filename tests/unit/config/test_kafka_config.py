@@ -130,7 +130,7 @@ def test_properties_escapes_and_continuations(tmp_path: Path) -> None:
         ("log.roll.ms=0", r"log\.roll\.ms cannot be '0': expected at least 1"),
         ("log.roll.ms=-9223372036854775808", "expected at least 1"),
         ("log.roll.jitter.ms=-1", r"log\.roll\.jitter\.ms cannot be '-1': expected at least 0"),
-        ("log.retention.ms=0", r"log\.retention\.ms cannot be '0': expected at least 1, or -1 for ever"),
+        ("log.retention.ms=0", r"log\.retention\.ms cannot be '0': expected at least 1, or -1 for no limit"),
         ("log.retention.minutes=0", r"log\.retention\.minutes cannot be '0'"),
         ("log.retention.hours=0", r"log\.retention\.hours cannot be '0'"),
         ("inter.broker.protocol.version=new", "expected a Kafka release"),

@@ -96,7 +96,7 @@ def test_an_unusable_value_is_logged_and_left_out(caplog: pytest.LogCaptureFixtu
         (
             {"ssl.keystore.password": "a"},
             "ssl.keystore.password cannot be changed while the broker runs: "
-            "ZooKeeper must not hold it. Set it in its file.",
+            "it must not be stored in ZooKeeper. Set it in the broker's file.",
         ),
         (
             {"num.io.thread": "1"},
