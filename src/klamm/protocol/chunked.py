@@ -1,8 +1,8 @@
 """Long arrays in pieces, so that the memory of a large message is freed piece by piece (docs/adr/0016).
 
 Freeing a list of 100,000 structs takes ten milliseconds, and the garbage collector visits all references of a young
-list in one pass. A `Chunked` array is a sequence of short lists. Whoever keeps references to these lists while the
-message goes away, and then drops one list after the other, frees the message in steps. Other users of the array
+list in one pass. A `Chunked` array is a sequence of short lists. Code that keeps references to these lists until the
+message is no longer used, and then drops one list after the other, frees the message in steps. Other users of the array
 or of its elements are not affected.
 """
 
@@ -25,8 +25,8 @@ Held = list[Any]
 """What is freed in steps, a row per step.
 
 Lists of a message that is decoded or encoded in slices have one row per slice, in the order in which they were begun:
-an array comes before the arrays inside its elements, so what is dropped in this order frees little at a time. A row may
-also be a dictionary or a set, which is emptied, the pages of a very large frame, or a generator of steps.
+an array comes before the arrays inside its elements, so dropping the rows in this order frees little memory per step. A
+row may also be a dictionary or a set, which is emptied, the pages of a very large frame, or a generator of steps.
 """
 FREED_BYTES: Final = 8 << 20
 """Pages that are freed in one step: about half a millisecond."""
@@ -173,7 +173,7 @@ class SpreadDict(MutableMapping[H, T]):
 
 
 def of_chunks(chunks: Sequence[Sequence[T]]) -> Sequence[T]:
-    """The elements of some lists as one array. A single list stays what it is."""
+    """The elements of some lists as one array. A single list is returned as it is."""
     if len(chunks) == 1:
         return chunks[0]
     return Chunked([chunk for chunk in chunks if chunk])
@@ -207,7 +207,7 @@ def rows_of(collection: Collection[Any]) -> list[Any]:
 
 
 def release(held: Held) -> Generator[None, None, None]:
-    """Drop what was held, a row at a time, first rows first."""
+    """Drop the held rows one at a time, the first row first."""
     held.reverse()
     while held:
         row = held.pop()
@@ -230,7 +230,7 @@ def _emptied(row: dict[Any, Any] | set[Any]) -> Generator[None, None, None]:
 
 
 def unmapped(frame: mmap) -> Generator[None, None, None]:
-    """Return the pages of a frame to the system, last pages first. A frame of which somebody keeps a part stays."""
+    """Return the pages of a frame to the system, last pages first, unless a part of the frame is still in use."""
     try:
         while len(frame) > FREED_BYTES:
             frame.resize(len(frame) - FREED_BYTES)

@@ -54,7 +54,7 @@ def decoder_source(cls: type[Message], version: int, *, sliced: bool = False) ->
     parameters = "buf, pos, held" if sliced else "buf, pos"
     head = [f"def decode({parameters}):", "    size = len(buf)", f"    budget = {runtime.MEMORY_BUDGET}"]
     if sliced:
-        # The second line makes it a generator also where the message has no array.
+        # The second line makes it a generator even if the message has no array.
         head += [f"    limit = pos + {runtime.SLICE_BYTES}", "    if size < 0: yield", f"    {_NEW_ROW}"]
     return "\n".join([*head, *writer.lines, "    return out, pos", ""]), writer.env
 

@@ -4,8 +4,9 @@ Structs and arrays are written out inline. Neighbouring fixed-size fields, the l
 sections of tagged fields become one precompiled `Struct.pack`. The function gathers pieces in a list and joins them
 once; large records and bytes are never joined but stay the caller's objects between two joined parts.
 
-A sliced encoder is the same function as a generator: it yields after `SLICE_ELEMENTS` elements and joins what it has.
-It puts the lists of the message into `held`, one row per slice, so that the message can be freed in steps (`chunked`).
+A sliced encoder is the same function as a generator: it yields after `SLICE_ELEMENTS` elements and joins the pieces
+that it has. It puts the lists of the message into `held`, one row per slice, so that the message can be freed in steps
+(`chunked`).
 
 A template is the same function without some fields of the message: it returns the bytes between these holes, into which
 the caller puts bytes that it already has.
@@ -29,7 +30,7 @@ SlicedEncoder = Callable[[Any, Held], Generator[None, None, list[BytesLike]]]
 Template = Callable[[Any], list[list[BytesLike]]]
 _NEW_ROW = "row = []; held.append(row); hold = row.append"
 _MESSAGE = "error_message"
-"""The end of the names of fields that hold a sentence. It may quote names of 32 KiB, and is cut if it is too long."""
+"""Fields whose names end like this hold error messages, which may quote names of 32 KiB. Long ones are cut."""
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
@@ -67,7 +68,7 @@ def encoder_source(
     writer.flush()
     head = [f"def encode({'msg, held' if sliced else 'msg'}):", "    out = []; write = out.append; parts = []"]
     if sliced:
-        # The second line makes it a generator also where the message has no array.
+        # The second line makes it a generator even if the message has no array.
         head += ["    steps = 0", "    if steps: yield", f"    {_NEW_ROW}"]
     if holes is not None:
         head.append("    sections = []")

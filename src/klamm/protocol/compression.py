@@ -66,7 +66,7 @@ _ZSTD_BLOCK_BYTES: Final = 128 * 1024
 
 
 def compress(codec: CompressionType, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
-    """`level` is gzip's or zstd's; the other codecs have none."""
+    """`level` is that of gzip or zstd; the other codecs have none."""
     if level is not None and codec is CompressionType.GZIP:
         return _compress_gzip(data, level)
     if level is not None and codec is CompressionType.ZSTD:
@@ -83,7 +83,7 @@ def decompress(
     """
     decompressor = _DECOMPRESSORS.get(codec)
     if decompressor is None:
-        raise ProtocolError(f"compression type {codec} is not known: 0 to 4 are")
+        raise ProtocolError(f"compression type {codec} is unknown: expected 0 to 4")
     try:
         return decompressor(memoryview(data), max_bytes)
     except (cramjam.DecompressionError, zlib.error, struct.error, IndexError, ValueError) as e:

@@ -1,9 +1,9 @@
 """The declaration of messages: a dataclass is the schema of a message, and a version is a property of a field.
 
-A message is one class for all its versions. Field order is byte order; an annotation names the type on the wire and is
-what the type checker sees; `since` says in which versions a field exists. Encoders and decoders are compiled from the
-class once per version, at the first use of that version (`compiler_decode`, `compiler_encode`), so importing a message
-costs almost nothing.
+A message is one class for all its versions. Fields are encoded in the order of their declaration. An annotation is the
+type on the wire, and also the type that the type checker sees. `since` states in which versions a field exists.
+Encoders and decoders are compiled from the class once per version, at the first use of that version (`compiler_decode`,
+`compiler_encode`), so importing a message costs almost nothing.
 
     @message
     class HeartbeatRequest(Message):
@@ -15,8 +15,8 @@ costs almost nothing.
         member_id: String
         group_instance_id: NullableString = since(3, default=None)
 
-Decoding raises ProtocolError and nothing else: the peer is wrong. Encoding a value that does not fit its type raises
-ValueError: we are wrong. A field that a version does not have is left out when encoding and reads as its default when
+Decoding raises only ProtocolError: an error of the peer. Encoding a value that does not fit its type raises ValueError:
+an error of the caller. A field that a version does not have is left out when encoding and reads as its default when
 decoding.
 """
 
@@ -49,7 +49,7 @@ class Kind:
 
 BytesLike = bytes | bytearray | memoryview
 Received = bytes | bytearray | memoryview | mmap
-"""Bytes that are decoded. Very large frames are received into pages of their own."""
+"""Bytes that are decoded. Very large frames are received into their own pages."""
 
 Bool = Annotated[bool, Kind("bool", "?", 1)]
 Int8 = Annotated[int, Kind("int8", "b", 1)]

@@ -34,7 +34,7 @@ Afterwards the buffer grows fourfold each time it is full, by at most `GROWTH_BY
 GROWTH_BYTES: Final = 1024 * 1024
 """Also the maximum of one read: a page that is written for the first time takes the system up to 2 us."""
 MAPPED_BYTES: Final = 4 * 1024 * 1024
-"""A larger frame is received into pages of its own. They are freed in steps (`chunked.release`), others at once."""
+"""A larger frame is received into its own pages, which are freed in steps (`chunked.release`)."""
 
 Frame = bytes | bytearray | mmap
 
@@ -42,7 +42,7 @@ REQUEST_HEADER: Final = Struct(">hhih")
 """API key, version, correlation id and the length of the client id. Header version 0 ends before the length."""
 _SIZE = Struct(">i")
 RESPONSE_HEADERS: Final = (Struct(">ii"), Struct(">iix"))
-"""The size and the correlation id, by header version. Version 1 ends with an empty section of tagged fields."""
+"""The frame size and the correlation id, by header version. Version 1 ends with an empty section of tagged fields."""
 _CORRELATION = Struct(">i")
 _TLS_HANDSHAKE: Final = 0x1603
 """The first two bytes of a ClientHello: a record of type 22, with the major version 3."""
@@ -146,7 +146,7 @@ class FrameReader:
         self._count_large(large)
 
     def _grown(self, large: bytearray) -> bytearray:
-        """Here and not in `buffer_updated`, where the transport may still hold a view: then all would be copied."""
+        """Not in `buffer_updated`, where the transport may still hold a view, so that everything would be copied."""
         more = min(self._large_size - len(large), 3 * len(large), GROWTH_BYTES)
         try:
             large.extend(_ZEROS[:more])

@@ -44,7 +44,7 @@ DELETE_HORIZON_BIT: Final = 0x40
 """The base timestamp is the time after which tombstones and markers of this batch may be deleted (set by the cleaner).
 """
 _KEPT_BITS: Final = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
-"""As in Kafka, a header that is written again loses the reserved bits; a header that stays keeps them."""
+"""As in Kafka, a rewritten header loses the reserved bits; an unchanged header keeps them."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 _INT64_MIN: Final = -(1 << 63)
@@ -232,7 +232,7 @@ def records(batch: RecordBatch, max_decompressed_bytes: int = DEFAULT_MAX_DECOMP
         record, position = _decode_record(batch, view, position)
         yield record
     if position != len(view):
-        raise ProtocolError(f"{len(view) - position} bytes stand after the last of {batch.record_count} records")
+        raise ProtocolError(f"{len(view) - position} bytes follow the last of {batch.record_count} records")
 
 
 def _decode_record(batch: RecordBatch, view: memoryview, position: int) -> tuple[Record, int]:

@@ -43,7 +43,7 @@ def check_records(data: memoryview, count: int) -> None:
     except IndexError as e:
         raise ProtocolError("a record ends in the middle of a field") from e
     if position != len(data):
-        raise ProtocolError(f"{len(data) - position} bytes stand after the last of {count} records")
+        raise ProtocolError(f"{len(data) - position} bytes follow the last of {count} records")
 
 
 def _check_run(data: memoryview, position: int, first: int, end: int, mean_bytes: int) -> int:
@@ -133,7 +133,7 @@ def body_outlines(batch: RecordBatch, body: memoryview) -> Iterator[tuple[int, b
             raise ProtocolError(f"a record has timestamp {timestamp}")
         yield timestamp, has_key
     if position != len(body):
-        raise ProtocolError(f"{len(body) - position} bytes stand after the last of {count} records")
+        raise ProtocolError(f"{len(body) - position} bytes follow the last of {count} records")
 
 
 def timestamps(batch: RecordBatch, max_decompressed_bytes: int) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 A leader checks every record that a client produces, and a loop over the fields of each record costs about half a
 microsecond per record. These functions accept records of ordinary shapes: small numbers, headers of equal sizes.
-They never refuse records: those of other shapes, and invalid ones, are checked one at a time by the caller.
+They never refuse records: the caller checks records of other shapes, and invalid ones, one at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from klamm.protocol.record_varint import read_varint
 
 FIRST_WIDE: Final = 1 << 6
 FIRST_UNUSUAL: Final = 1 << 13
-"""Numbers from FIRST_WIDE on take two bytes, those from here on more."""
+"""Numbers from FIRST_WIDE on take two bytes, and numbers from this one on take more."""
 WINDOW_BYTES: Final = 64 << 10
 """Records of different sizes are copied before they are checked, this much at a time."""
 _OFFSETS: Final = (
@@ -26,7 +26,7 @@ _OFFSETS: Final = (
 _IS_WIDE: Final = tuple(byte >> 7 for byte in range(256))
 _IMPOSSIBLE: Final = 1 << 30
 _KEY_BYTES: Final = tuple(0 if byte == 1 else _IMPOSSIBLE if byte & 0x81 else byte >> 1 for byte in range(256))
-"""Size of a key, by the byte that has its length. A record without a key has 1 there."""
+"""Size of a key, by the byte that encodes its length. In a record without a key this byte is 1."""
 _COPIED_BYTES: Final = 1_000
 _MOST_HEADERS: Final = 10
 _ASCII: Final = bytes(range(0x80))
@@ -71,7 +71,7 @@ def end_of_equal(data: memoryview, position: int, first: int, count: int) -> int
         return 0  # most records of different sizes end here
     offset_at = body + 2 + _IS_WIDE[data[body + 1]]
     if data[offset_at - 1] >= 0x80:
-        return 0  # a longer timestamp: the fields after it are elsewhere
+        return 0  # a longer timestamp shifts the fields after it
     key_at = offset_at + (1 if first < FIRST_WIDE else 2)
     key_bytes, after_key_bytes = read_varint(data, key_at)
     value_at = after_key_bytes + max(key_bytes, 0)
@@ -133,7 +133,7 @@ def end_of_similar(data: memoryview, position: int, first: int, count: int) -> i
             at += 1
             if size >= 0x80:
                 if (second := raw[at]) >= 0x80:
-                    return 0  # a longer length: the record begins elsewhere
+                    return 0  # a longer length shifts the start of the record
                 size = size & 0x7F | second << 7
                 at += 1
             bodies.append(at)
@@ -156,7 +156,7 @@ def end_of_similar(data: memoryview, position: int, first: int, count: int) -> i
 
 
 def _headers_of(raw: bytes, body: int, end: int) -> tuple[int, list[int]]:
-    """Return the size of a record's headers, and where in them their lengths are; nowhere if they are unusual."""
+    """Return the size of a record's headers and the positions of their lengths; no positions if they are unusual."""
     if not raw[end - 1]:
         return 1, [0]  # no headers: their number is the last byte
     view = memoryview(raw)

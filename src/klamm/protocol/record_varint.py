@@ -10,7 +10,7 @@ _MAX_VARLONG_BITS: Final = 63
 
 
 def read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    """Return the number at `position` and the position after it. Raises IndexError if the buffer ends before."""
+    """Return the number at `position` and the position after it. Raises IndexError if the buffer ends too early."""
     byte = view[position]
     position += 1
     if byte < 0x80:

@@ -132,7 +132,7 @@ def misfits(t: Type, value: Any, path: str) -> Iterator[str]:
     """Yield a sentence for every value inside `value` that does not fit its type."""
     if value is None:
         if not t.nullable:
-            yield f"{path} is None, which this version cannot say"
+            yield f"{path} is None, which this version does not allow"
     elif t.element is not None:
         for index, item in enumerate(value if hasattr(value, "__iter__") else ()):
             yield from misfits(t.element, item, f"{path}[{index}]")

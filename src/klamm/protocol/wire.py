@@ -3,8 +3,8 @@
 Encoders and decoders are compiled from the class of a message once per version, at the first use of that version
 (`compiler_decode`, `compiler_encode`). `declaration` describes how a message is declared.
 
-Decoding raises ProtocolError and nothing else: the peer is wrong. Encoding a value that does not fit its type raises
-ValueError: we are wrong.
+Decoding raises only ProtocolError: an error of the peer. Encoding a value that does not fit its type raises ValueError:
+an error of the caller.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def encode(msg: Message, version: int) -> list[BytesLike]:
 def decode_in_slices(
     cls: type[M], version: int, buf: bytes | bytearray | mmap, pos: int = 0, held: Held | None = None
 ) -> Generator[None, None, tuple[M, int]]:
-    """Like `decode`, but yields after every millisecond of work or earlier. `bytes` above 4 MiB stay views of `buf`.
+    """Like `decode`, but yields at least after every millisecond of work. `bytes` above 4 MiB stay views of `buf`.
 
     Arrays of more than 1,000 elements are `Chunked`. `held` receives the lists of the message (`chunked.release`).
     """
@@ -140,7 +140,7 @@ def decode_in_slices(
 
 
 def encode_in_slices(msg: Message, version: int, held: Held | None = None) -> Generator[None, None, list[BytesLike]]:
-    """Like `encode`, but yields after every millisecond of work or two. `held` receives the lists of the message."""
+    """Like `encode`, but yields after one or two milliseconds of work. `held` receives the lists of the message."""
     encoder = msg.SLICED_ENCODERS.get(version)
     if encoder is None:
         if version not in msg.VERSIONS:
