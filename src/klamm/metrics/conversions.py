@@ -1,4 +1,4 @@
-"""Conversions between message formats: how many records of which topic, how long they took, how much memory."""
+"""Metrics of conversions between message formats: records per topic, time and memory."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def base_name(group: str, type_: str, name: str) -> str:
 
 
 def exported_names(group: str, type_: str, name: str) -> tuple[str, ...]:
-    """Return the names that a family has or could have, whatever its kind."""
+    """Return all names under which a family can be exported, for every kind of metric."""
     base = base_name(group, type_, name)
     percent = f"{base.removesuffix('percent')}_percent"
     return base, f"{base}_count", _total_name(base), percent
@@ -54,7 +54,7 @@ def exported_names(group: str, type_: str, name: str) -> tuple[str, ...]:
 
 def render_family(group: str, type_: str, name: str, members: Mapping[Tags, Metric]) -> Iterator[str]:
     """Yield all members of one name as text, in pieces if there are many. They are of one kind."""
-    tags = list(members)  # a list of all pairs would hold the loop
+    tags = list(members)  # building a list of all pairs would block the loop
     base = base_name(group, type_, name)
     match next(iter(members.values()), None):
         case Histogram() | HistogramColumn() | Timer():

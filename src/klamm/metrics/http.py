@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 10.0
-"""For the request to arrive, and for the client to read the answer."""
+"""Limit for the arrival of the request, and for the client to read the answer."""
 
 _CHALLENGE: Final = 'WWW-Authenticate: Basic realm="klamm"\r\n'
 
 _log = logging.getLogger(__name__)
 Traces = Callable[[], Iterable[bytes]]
-"""Returns JSON objects, one per line, in pieces that are made in less than a few milliseconds each."""
+"""Returns JSON objects, one per line, in pieces that take at most a few milliseconds each."""
 
 
 class MetricsServer:
@@ -177,7 +177,7 @@ class _HttpConnection(asyncio.Protocol):
             await self._scrape(_chosen(query), with_body=method == b"GET")
 
     def _answer_probe(self, path: bytes) -> None:
-        """Supervisors ask without a password; the answer reveals no more than the state."""
+        """Supervisors send no password; the answer reveals only the state."""
         reason = self._not_ready() if path == b"/readyz" else None
         self._respond("503 Service Unavailable" if reason else "200 OK", f"{reason or 'ok'}\n")
 
@@ -216,13 +216,13 @@ class _HttpConnection(asyncio.Protocol):
         await self._send(pieces, with_body=with_body)
 
     async def _send(self, pieces: list[bytes], *, with_body: bool) -> None:
-        """Write the pieces and remove them from the list one by one: freeing all at the end would hold the loop."""
+        """Write the pieces and remove them from the list one by one: freeing them together would block the loop."""
         self._stop_timer()
         self._write_head("200 OK", sum(map(len, pieces)))
         left_s = REQUEST_TIMEOUT_S
         pieces.reverse()
         while pieces and with_body:
-            if not self._writable.is_set():  # only the time of the client is limited
+            if not self._writable.is_set():  # the limit applies only to the client's time
                 began_s = self._loop.time()
                 try:
                     async with asyncio.timeout(left_s):
@@ -259,5 +259,5 @@ class _HttpConnection(asyncio.Protocol):
 
 
 def _chosen(query: bytes) -> frozenset[str] | None:
-    """Return the names of `name[]=...`, as Prometheus's own clients have it; None for all metrics."""
+    """Return the names of `name[]=...`, as in Prometheus's own clients; None for all metrics."""
     return frozenset(parse_qs(query.decode("latin-1")).get("name[]", ())) or None

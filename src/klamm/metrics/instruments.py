@@ -99,8 +99,8 @@ class HasHighest(Protocol):
 class Peak(Gauge):
     """The maximum of a value over the last minute. A peak is reported to every scraper.
 
-    The owner writes (`if size > peak.highest: peak.highest = size`), or keeps `highest` itself where this runs very
-    often. The `LoopMeter` of the owner's loop calls `rotate`, so readers change nothing.
+    The owner writes (`if size > peak.highest: peak.highest = size`), or keeps `highest` in its own attribute if this
+    code runs very often. The `LoopMeter` of the owner's loop calls `rotate`, so readers change nothing.
     """
 
     __slots__ = ("_current", "_owner", "_past", "highest")

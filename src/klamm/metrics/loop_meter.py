@@ -1,7 +1,7 @@
 """LoopMeter: how busy an event loop is, how long its turns take, and how late its timers fire.
 
-It samples a few times per second, because a sample wakes an idle loop. Every turn could be timed only by code in every
-callback: uvloop has no hook for it.
+It samples a few times per second, because a sample wakes an idle loop. To time every turn, every callback would need
+extra code, because uvloop has no hook for turns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The accounts of one quota: what each client used lately. Idle accounts expire, and their number is bounded.
+"""The accounts of one quota: the recent use of each client. Idle accounts expire, and their number is bounded.
 
-A client chooses its client id, so a hostile one can open an account with every request. Beyond `MAX_ACCOUNTS` the
-account that was used longest ago is closed. Its owner begins again with an empty one: it may send more, never less.
+A client chooses its client id, so a hostile one can open an account with every request. Beyond `MAX_ACCOUNTS` the least
+recently used account is closed. If its client returns, it begins with an empty account: this can only allow more than
+the quota, never less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ IDLE_MS: Final = 3600 * 1000
 _METRIC_WINDOWS: Final = Windows(2, 30_000)
 """Kafka's windows of metrics that are not quotas."""
 _MAX_COUNTED: Final = 100_000
-"""Throttled requests that `queue-size` counts. A connection that was closed counts until its time is over."""
+"""Throttled requests that `queue-size` counts. A closed connection counts until its throttle time has passed."""
 GROUP: Final = "kafka.server"
 
 
@@ -66,7 +67,7 @@ class Accounts(Generic[A]):
         self._max = max_accounts
         self._by_entity: OrderedDict[QuotaEntity, A] = OrderedDict()
         self._throttled_until: list[float] = []
-        """A heap of the times at which throttled connections are read again."""
+        """A heap of the times at which throttled connections resume."""
         self.add_gauges("throttle-time", lambda account: account.average_throttle_time_ms(now_ms()))
         metrics.gauge(GROUP, type_, "queue-size", lambda: self._count_throttled(now_ms()))
 

@@ -35,7 +35,7 @@ class RateAccount(Account):
 class ClientQuotaManager:
     """`type_` is Kafka's name of the quota, `rate_name` that of its rate. Owner: the broker loop.
 
-    `max_throttle_ms` bounds a throttle time. Time that was spent cannot be given back by a longer wait.
+    `max_throttle_ms` bounds a throttle time. A longer wait could not make up for the time that was used.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ClientQuotaManager:
         max_throttle_ms: int | None = None,
     ) -> None:
         self.is_enabled = False
-        """Whether anybody has this quota. The owner of the quotas sets it."""
+        """Whether any client has this quota. The owner of the quotas sets it."""
         self._limits = limits
         self._windows = windows
         self._max_throttle_ms = max_throttle_ms
@@ -95,7 +95,7 @@ class ClientQuotaManager:
         return int(max(found[1], 0) * (self._windows.num - 1) * self._windows.size_ms / 1000)
 
     def note_throttle(self, verdict: Verdict, now_ms: float) -> None:
-        """Show a throttle time that takes effect in the metrics."""
+        """Record in the metrics a throttle time that takes effect."""
         if verdict.account is not None:
             self.accounts.note_throttle(verdict.account, verdict.throttle_time_ms, now_ms)
 

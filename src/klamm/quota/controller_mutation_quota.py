@@ -1,7 +1,7 @@
 """The quota on partitions that clients create and delete (KIP-599).
 
-Requests of newer versions are held to it strictly: once it is used up, further topics are refused with
-THROTTLING_QUOTA_EXCEEDED. Older clients do not know that error. Their changes are made, and they wait afterwards.
+For newer request versions the quota is strict: once it is used up, further topics are refused with
+THROTTLING_QUOTA_EXCEEDED. Older clients do not know that error, so their changes are made and they wait afterwards.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ControllerMutationQuota:
             self._count(self._account, -partitions, self._manager.now_ms())
 
     def throttle_time_ms(self) -> int:
-        """Return how long the client has to wait now. A strict quota makes only those wait whom it refused."""
+        """Return how long the client has to wait now. With a strict quota, only refused clients wait."""
         account, manager = self._account, self._manager
         if account is None or manager is None or (self._is_strict and not self._has_refused):
             return 0

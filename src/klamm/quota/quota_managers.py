@@ -26,7 +26,7 @@ _FIRST_FROM_BROKERS: Final = 4
 _CLUSTER_ACTIONS: Final = frozenset({4, 5, 6, 7, 27, 56, 67})
 """LeaderAndIsr, StopReplica, UpdateMetadata, ControlledShutdown, WriteTxnMarkers, AlterPartition, AllocateProducerIds.
 
-Brokers send them. To throttle them would harm the clients that have done nothing.
+Brokers send them. Throttling them would harm all clients.
 """
 _FOLLOWER: Final = "FetchFollower"
 
@@ -90,9 +90,8 @@ class QuotaManagers:
         return self.fetch.max_in_windows(user_of(ctx), ctx.client_id or "")
 
     def withholds(self, ctx: RequestContext, size_bytes: int) -> bool:
-        """Count the bytes of a response to a consumer; return whether it must be empty, because of the quota.
-
-        The throttle time is set, whether it must be or not.
+        """Count the bytes of a response to a consumer; return whether the response must be empty because of the quota.
+        The throttle time is set in both cases.
         """
         if not self.fetch.is_enabled:
             return False

@@ -23,9 +23,9 @@ class Windows(NamedTuple):
 class WindowedRate:
     """The sum of values in the last windows, and their rate per second. Costs O(1) per value.
 
-    A window begins with the first value after the end of the one before, so an idle client has no windows. It counts
-    until its last value is older than all windows together. The rate assumes at least `num - 1` whole windows:
-    a client that has just begun is measured over the same time as the others.
+    A window begins with the first value after the end of the previous window, so an idle client has no windows. It
+    counts until its last value is older than all windows together. The rate assumes at least `num - 1` whole windows: a
+    client that has just begun is measured over the same time as the others.
     """
 
     __slots__ = ("_samples", "_total", "_windows")
@@ -40,7 +40,7 @@ class WindowedRate:
         """Add a value; a negative one undoes what was recorded at the same time."""
         samples = self._samples
         if not samples or now_ms - samples[-1][0] >= self._windows.size_ms:
-            self.total(now_ms)  # drops old windows: some rates are never asked for
+            self.total(now_ms)  # drops old windows, because some rates are never read
             samples.append([now_ms, now_ms, value])
         else:
             newest = samples[-1]
@@ -54,7 +54,7 @@ class WindowedRate:
         while samples and now_ms - samples[0][1] >= span_ms:
             self._total -= samples.popleft()[2]
         if not samples:
-            self._total = 0.0  # no rounding errors survive
+            self._total = 0.0  # discards rounding errors
         return self._total
 
     def elapsed_ms(self, now_ms: float) -> float:
@@ -81,7 +81,8 @@ class WindowedRate:
 class TokenBucket:
     """Tokens that refill at the limit, up to the limit times all windows (KIP-599). It begins full.
 
-    The quota is used up while there are fewer than none: a single large change passes, and then everybody waits for it.
+    The quota is exceeded while the number of tokens is negative: a single large change passes, and then the
+    quota stays exceeded until the tokens have refilled.
     """
 
     __slots__ = ("_at_ms", "_span_s", "_tokens")
@@ -111,5 +112,5 @@ class TokenBucket:
 
 
 def _whole_ms(throttle_ms: float) -> int:
-    """Round to a throttle time of the protocol. A limit next to 0 makes the time infinite."""
+    """Round to a throttle time of the protocol. A limit close to 0 makes the time infinite."""
     return int(throttle_ms + 0.5) if throttle_ms < LONGEST_THROTTLE_MS else LONGEST_THROTTLE_MS

@@ -66,7 +66,8 @@ def commit(path: Path, batch: BatchOfFiles) -> bool:
             return _commit(path, batch)
         except CommitFailedError:
             if is_committed(DeltaTable(str(path)), batch):
-                # Another run with this checkpoint was faster, or this commit succeeded after all: its files must stay.
+                # Another run with this checkpoint was faster, or this commit succeeded despite the error: its files
+                # must stay.
                 return False
     return _commit(path, batch)
 
@@ -119,7 +120,7 @@ def check(path: Path, batch: BatchOfFiles) -> None:
 
 
 def _is_new(table: DeltaTable, path: Path, batch: BatchOfFiles) -> bool:
-    """Whether the batch is still to be committed."""
+    """Whether the batch has not been committed yet."""
     if is_committed(table, batch):
         return False
     may_append = batch.append_to_existing or batch.overwrite or not batch.files

@@ -1,7 +1,8 @@
 """`format("klamm_delta")`: a streaming or batch sink that writes a Delta table, and its bad records to a second one.
 
-A row whose column `_error` is set goes to the table of bad records, with the reason, the bytes and where it came from;
-all others go to the table, without `_error` and `_raw`. Both tables are committed for a batch, each exactly once.
+A row whose column `_error` is set goes to the table of bad records, with the reason, the bytes and the origin of the
+record; all others go to the table, without `_error` and `_raw`. Both tables are committed for a batch, each exactly
+once.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class TableLayout:
             raise KlammError(f"Option 'partitionByDate': column {column!r} is {kind}, not a timestamp or a date.")
 
     def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """The rows of the table, and those that are wrong."""
+        """Return the rows of the table and the bad records."""
         batch = batch.cast(self.arrow)
         if not self.splits:
             return batch, None

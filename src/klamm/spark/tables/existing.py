@@ -71,7 +71,7 @@ def has_begun(checkpoint: str | Path) -> bool:
 
 
 def allow_append(checkpoint: Path) -> None:
-    """Record in a reset checkpoint that its query shall write everything again."""
+    """Record in a reset checkpoint that its query is allowed to write everything again."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / _MARK).touch()
 

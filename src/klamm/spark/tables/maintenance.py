@@ -37,7 +37,7 @@ def compact(path: str | Path, target_bytes: int | None = None) -> Compacted:
 def vacuum(
     path: str | Path, *, retention_hours: int = RETENTION_HOURS, dry_run: bool = False, force: bool = False
 ) -> list[str]:
-    """Remove files that no version younger than the retention needs, and files of killed tasks.
+    """Remove files that no version within the retention needs, and files of killed tasks.
 
     Returns their names. Less than a week is refused without `force`: a reader or a running batch may need them.
     """

@@ -1,6 +1,6 @@
 """Writes rows to Parquet files, on the executor: few files, large row groups, one directory per date.
 
-Files are not part of the table before the driver commits them. A failing task removes its files; vacuum removes those
+Files become part of the table when the driver commits them. A failing task removes its files; vacuum removes those
 of killed processes. Files are synced to disk when a task ends: a commit that survives a power failure must not name
 lost files.
 """

@@ -24,7 +24,7 @@ DIRECTORY: Final = "_klamm"
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """`schema` is text as `value_schema` takes it; `partition_by_date` names a timestamp column."""
+    """`schema` is a text that `value_schema` accepts; `partition_by_date` names a timestamp column."""
 
     topic: str
     bootstrap_servers: str
