@@ -51,7 +51,7 @@ class Hosted:
     pending_isr: tuple[int, ...] | None = None
     """The leader's proposal that is not decided yet."""
     high_watermark: int = 0
-    """For a leader: the end of what its ISR has. For a follower: what it learned with its last fetch."""
+    """For a leader: the end of the records that its whole ISR has. For a follower: the value from its last fetch."""
     waits_for_controller: bool = False
     """The controller has newer state: its next LeaderAndIsr settles the pending proposal."""
     fetched: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class BrokerModel:
 
     @property
     def is_tail_settled(self) -> bool:
-        """As in `klamm.server.registration`, of a process whose last run did not stop cleanly."""
+        """As in `klamm.server.registration`, for a process whose last run did not stop cleanly."""
         return all(tp in self.hosted and self.hosted[tp].leader != NO_LEADER for tp in self.disk.logs)
 
     def log_ends(self, asked: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, LogEnd | None]:

@@ -75,7 +75,7 @@ class BrokerRules:
 
 
 class _HostedReplicas:
-    """The replicas of a modelled broker, as the rule asks for them."""
+    """The replicas of a modelled broker, in the form that the rule needs."""
 
     def __init__(self, broker: BrokerModel) -> None:
         self._broker = broker

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Probabilities of what happens to messages until the faults end."""
+    """Probabilities of events that affect messages, until the faults end."""
 
     slow_message: float = 0.1
     lost_reply: float = 0.05
@@ -15,6 +15,6 @@ class Chances:
     overtaken: float = 0.2
     repeated_proposal: float = 0.2
     lagging_member: float = 0.3
-    """That a leader, at a check of its followers, finds one that does not follow beyond the allowed lag."""
+    """That a leader, when it checks its followers, finds one that lags for longer than allowed."""
     partial_fetches: bool = True
-    """Whether a follower gets a random part of what it lacks, instead of all of it."""
+    """Whether a follower gets a random part of the records that it lacks, instead of all of them."""

@@ -223,8 +223,9 @@ class Producer:
                 return int(result.base_offset)
             if result.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 return -1
-            # A leader of an older epoch lacks what its successor acknowledged, and does not know it. A Produce has no
-            # leader epoch, so Kafka answers the same; Java's producer tries again. Of the leader it is an error.
+            # A deposed leader lacks the records that its successor acknowledged, and does not know it. A Produce has no
+            # leader epoch, so Kafka gives the same answer, and Java's producer retries. From the current leader it is
+            # an error.
             is_gap = result.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             is_retriable = result.error_code in RETRIABLE or (is_gap and not self._is_leader(tp, leader))
             if not is_retriable:

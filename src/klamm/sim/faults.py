@@ -149,7 +149,7 @@ class Faults:
         node.start()
 
     def _pause(self) -> None:
-        """Shorter than its session, or longer."""
+        """Pause a broker for less or for more than its session timeout."""
         node = self._some_node()
         if node.process is None or node.is_paused:
             return
@@ -286,10 +286,10 @@ class Faults:
             self._count("controller deleted")
             self._cluster.note("an operator deletes /controller")
 
-    # --- an operator's wishes ----------------------------------------------------------------------------------------
+    # --- requests of operators ---------------------------------------------------------------------------------------
 
     def _reassign(self) -> None:
-        """Move to other replicas, also more or fewer of them; sometimes cancel the last move."""
+        """Move a partition to other replicas, possibly more or fewer of them; sometimes cancel the last move."""
         tp, ids = self._rng.choice(self._cluster.partitions), list(self._cluster.nodes)
         size = self._rng.randint(min(2, len(ids)), min(3, len(ids)))
         replicas = None if self._rng.random() < 0.15 else self._rng.sample(ids, size)

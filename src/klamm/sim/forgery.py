@@ -1,8 +1,8 @@
 """Forged control requests, with an epoch that was never elected or with another broker's id, and follower fetches.
 
 The forger knows everything that can be discovered or guessed: broker epochs, partitions, leader epochs, log ends. It
-cannot prove that it is a broker. Where brokers need no proof, epochs protect from forged control requests, and nothing
-protects from forged fetches.
+cannot prove that it is a broker. If brokers need no proof, epochs protect against forged control requests, and nothing
+protects against forged fetches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answers that clients of a simulated cluster received, checked: nothing acknowledged is lost or duplicated.
+"""Checks the answers that clients of a simulated cluster received: no acknowledged record is lost or duplicated.
 
 A record's value names its producer, its partition and its number, so every record of a run is different.
 """

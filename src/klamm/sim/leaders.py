@@ -72,7 +72,7 @@ class Leaders:
             for r in mine.replicas
             if r not in mine.isr and self._follows(r, tp, mine) and self._has_all(node, r, tp, mine)
         ]
-        if joining or self._world.calm:  # nobody is late for long when all is well
+        if joining or self._world.calm:  # in a healthy cluster no follower lags for long
             return (*mine.isr, *joining[:1])
         rng, lagging = self._world.scheduler.rng, self._world.chances.lagging_member
         lost = [r for r in mine.isr if r != node.id and not self._follows(r, tp, mine) and rng.random() < lagging]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 EPOCH_MS: Final = 1_700_000_000_000
 """Initial time of the simulated clocks."""
 MAX_TURNS: Final = 100_000
-"""Turns of the loop at one moment. Seeds of today need a few hundred."""
+"""Maximum number of loop turns at one moment. Current seeds need a few hundred."""
 
 
 class Deadlock(AssertionError):
@@ -43,7 +43,7 @@ class SimProcess:
         self.held: list[asyncio.Handle] | None = None
         """Callbacks that wait while the process is paused or its event loop stalls, in order."""
         self.is_stalled = False
-        """Whether only the event loop of the process stands still."""
+        """Whether only the event loop of the process is blocked."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._kept: list[asyncio.Task[Any]] = []
         self.on_death: dict[Callable[[], None], None] = {}
@@ -72,7 +72,7 @@ PROCESS: Final[ContextVar[SimProcess | None]] = ContextVar("process", default=No
 
 
 BESIDE_LOOP: Final[ContextVar[bool]] = ContextVar("beside_loop", default=False)
-"""Whether a callback stands for another thread of its process than the one of the event loop."""
+"""Whether a callback represents a thread of its process other than that of the event loop."""
 
 
 def current_host() -> str:
@@ -209,12 +209,12 @@ class SimLoop(asyncio.SelectorEventLoop):
             return self.create_task(coro, context=context)
 
     def pause(self, process: SimProcess) -> None:
-        """Like SIGSTOP: nothing of it runs, and its input waits."""
+        """Pause a process, as by SIGSTOP: none of its callbacks runs, and its input waits."""
         if process.held is None:
             process.held = []
 
     def stall(self, process: SimProcess) -> None:
-        """Its event loop stands still, as in a callback that does not return. Its other threads run."""
+        """Block the event loop of a process, as by a callback that does not return. Its other threads run."""
         process.is_stalled = process.held is None
         self.pause(process)
 
@@ -268,7 +268,7 @@ def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) ->
 
 
 class SimClock:
-    """The clock of a machine. Its wall clock can jump; what measures durations cannot."""
+    """The clock of a machine. Its wall clock can jump; its monotonic clock cannot."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop

@@ -50,7 +50,7 @@ class SimServer:
 
 
 class Detention:
-    """A request that the network keeps back until it is released, with all later data of its connection.
+    """A request that the network holds back until it is released, with all later data of its connection.
 
     The first data for which `is_meant` holds is detained; `target` is its destination. `aimed_at` restricts it to one
     destination.
@@ -116,7 +116,7 @@ class Network:
         return until_s
 
     def detain(self, source: str, is_meant: Callable[[bytes], bool], aimed_at: str | None = None) -> Detention:
-        """Keep the next data of a client for which `is_meant` holds back until it is released, or the faults end."""
+        """Hold back the next data of a client for which `is_meant` is true, until it is released or the faults end."""
         detention = Detention(source, is_meant, aimed_at)
         self._detentions.append(detention)
         return detention

@@ -1,6 +1,6 @@
-"""Builds a mutant into loaded modules for a while: the code of functions is replaced, and restored afterwards.
+"""Builds a mutant into loaded modules temporarily: the code of functions is replaced, and restored afterwards.
 
-A run with an installed mutant (`mutants.install`) needs a process of its own, which takes longer to start than an aimed
+A run with an installed mutant (`mutants.install`) needs its own process, which takes longer to start than an aimed
 scenario takes to run.
 """
 

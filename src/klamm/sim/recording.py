@@ -1,4 +1,4 @@
-"""A run of level 1 as records for the viewer: those of the control log, by its production code, and a few kinds more.
+"""A run of level 1 as records for the viewer: those of the control log, by its production code, and a few more kinds.
 
 Recording draws no random numbers, so a recorded run is the same as one without a recording. Each record is a JSON
 object. The kinds that only a simulated cluster has are `action`, `fault`, `session`, `watch`, `tool_write`,

@@ -122,7 +122,7 @@ ONE_QUEUE: Final = Scenario(
         ),
         Step(
             "The queue is empty again",
-            "The last event of the burst ends. Notifications that arrived meanwhile were answered by one reading.",
+            "The last event of the burst ends. Notifications that arrived meanwhile were handled with one read.",
             {"kind": "event_done", "event": "ReplicaLeaderElection"},
         ),
     ),
@@ -186,8 +186,8 @@ SLOW: Final = Scenario(
     "topic1-0",
     (
         Step(
-            "Broker 3 stops to answer",
-            "Its session lives, so the controller counts on it. Control requests to it get no answer.",
+            "Broker 3 stops answering",
+            "Its session lives, so the controller treats it as alive. Control requests to it get no answer.",
             {"kind": "fault", "name": "cut"},
         ),
         Step(
@@ -214,7 +214,7 @@ SLOW: Final = Scenario(
         ),
         Step(
             "Broker 3 answers again",
-            "The request in flight arrives at last.",
+            "The request in flight finally arrives.",
             {"kind": "request_delivered", "broker_id": 3, "error": "NONE"},
         ),
         Step(
@@ -240,7 +240,7 @@ ZOMBIE: Final = Scenario(
         ),
         Step(
             "The process is paused",
-            "A long collection of garbage, a stopped virtual machine: the process does nothing, and does not know it.",
+            "A long garbage collection, or a stopped virtual machine: the process does nothing, and does not know it.",
             {"kind": "fault", "name": "pause"},
         ),
         Step(
@@ -260,7 +260,7 @@ ZOMBIE: Final = Scenario(
             {"kind": "request_delivered", "error": "STALE_CONTROLLER_EPOCH"},
         ),
         Step(
-            "It learns the truth",
+            "It learns that it was deposed",
             "The old controller learns that its session has expired. It drops its queue and opens a new session.",
             {"kind": "event_started", "event": "Expire"},
         ),

@@ -75,7 +75,7 @@ STALE_CACHE: Final = Scenario(
         Step(
             "The cache catches up",
             "The link is back, and the waiting UpdateMetadata is applied. "
-            "MetadataLag of the controller has shown the delay all the time.",
+            "The controller's MetadataLag showed the delay the whole time.",
             {"kind": "metadata_applied", "broker_id": 3},
         ),
     ),
@@ -109,7 +109,7 @@ SHUTDOWN: Final = Scenario(
             {"kind": "fault", "name": "stop"},
         ),
         Step(
-            "The end of the session is old news",
+            "The end of the session changes no leader",
             "BrokerChange finds no leader to elect for orders-0. It only reports that broker 1 is gone.",
             {"kind": "event_started", "event": "BrokerChange"},
         ),
@@ -131,7 +131,7 @@ ISR: Final = Scenario(
         Step(
             "A follower dies",
             "Broker 3 is killed. "
-            "The high watermark of the leader stops: one member of the ISR has not got the records.",
+            "The high watermark of the leader stops: one member of the ISR does not have the records.",
             {"kind": "fault", "name": "crash"},
         ),
         Step(

@@ -12,7 +12,7 @@ from klamm.sim.cluster import SimCluster
 PATIENCE_S: Final = 60.0
 """Maximum time to recover after the last fault."""
 TASK_S: Final = 120.0
-"""Maximum time of one task of the run: the faults, or a question to the cluster after the last fault."""
+"""Maximum time of one task of the run: the faults, or a query of the cluster after the last fault."""
 LOOK_S: Final = 0.2
 
 

@@ -2,8 +2,8 @@
 
 The connection behaves as `SocketConnection` does: requests wait while there is no connection and fail when it is lost,
 pings keep the session alive, and a session that has expired is followed by a new one once its listeners are done with
-the old. It also has a thread of its own: if the event loop of its process stalls, the connection still pings, and gives
-up the session in the end.
+the old. It also has its own thread: if the event loop of its process stalls, the connection still pings, and finally
+gives up the session.
 """
 
 from __future__ import annotations

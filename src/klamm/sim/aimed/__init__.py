@@ -1,1 +1,1 @@
-"""Aimed scenarios: a healthy cluster goes step by step through a course of events that needs one rule of brokers."""
+"""Aimed scenarios: a healthy cluster is led step by step through events that exercise one rule of brokers."""

@@ -22,7 +22,7 @@ from klamm.sim.violation import require
 _FAR: Final = 100
 _CORRECTED_S: Final = 4.0
 _FULL_S: Final = 12.0
-"""Longer than the pause between two looks at a full disk."""
+"""Longer than the pause between two checks of a full disk."""
 _REVIVED_S: Final = 25.0
 _IDLE_S: Final = 0.5
 """Longer than a Fetch waits for records."""

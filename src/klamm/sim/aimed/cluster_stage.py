@@ -1,7 +1,7 @@
 """The stage of an aimed scenario: a healthy cluster of three brokers, and helpers that inspect and direct it.
 
-Random faults meet some rules once in a thousand seeds. An aimed scenario goes through the steps that need the rule, one
-by one. In the end the cluster must be quiet, as after any other run.
+Random faults exercise some rules only once in a thousand seeds. An aimed scenario performs the steps that exercise the
+rule, one by one. At the end the cluster must be quiet, as after any other run.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class AimedStage(WatchedRun):
 
     @property
     def controller(self) -> SimNode:
-        """Some node if there is no controller: its answer is an error."""
+        """The controller's node; any node if there is no controller, because its answer is an error then."""
         active = [node for node in self.nodes if node.broker is not None and node.broker.controller.is_active]
         return [*active, *self.nodes][0]
 
@@ -156,7 +156,7 @@ class AimedStage(WatchedRun):
     # --- direction -------------------------------------------------------------------------------------------------
 
     async def lead(self, tp: TopicPartition, node: SimNode) -> None:
-        """Make this broker the leader, without the loss of a connection."""
+        """Make this broker the leader without losing a connection."""
         await self.prefer(tp, node)
         until_s = self.now_s + WAIT_S
         while self._leader(tp) is not node:
@@ -176,19 +176,19 @@ class AimedStage(WatchedRun):
         return code
 
     def detain(self, source: str, request: type[Message], target: SimNode | None = None) -> Detention:
-        """The next such request waits in the network, with its connection."""
+        """Hold the next such request, and all later data of its connection, in the network."""
         return self.cluster.network.detain(source, is_request(request.KEY), None if target is None else target.host)
 
     async def detained(self, detention: Detention) -> None:
         await self.wait(lambda: detention.target is not None, f"{detention.source} has sent the request")
 
     def lose_answer(self, source: str, request: type[Message]) -> None:
-        """The answer to the next such request to each broker is lost with its connection."""
+        """Lose the answer to the next such request to each broker, together with the connection."""
         for node in self.nodes:
             self.cluster.network.lose_answer(source, node.host, is_request(request.KEY))
 
     def keep_answers(self, source: str, request: type[Message]) -> None:
-        """No further answer is lost."""
+        """Stop losing answers."""
         for node in self.nodes:
             self.cluster.network.lose_answer(source, node.host, lambda data: False)
 

@@ -75,14 +75,14 @@ class RefusedClient:
         raise NotImplementedError
 
     async def try_everything(self) -> None:
-        """Every request, once, at a broker that answers."""
+        """Send every request once, to a broker that answers."""
         tp = self._cluster.partitions[0]
         node = next(node for node in self._cluster.nodes.values() if node.broker is not None)
         for attempt in list(self.attempts(node, tp)):
             await self._send(node, attempt)
 
     async def run(self) -> None:
-        """Some request every now and then, as long as the cluster runs."""
+        """Send a request from time to time while the cluster runs."""
         while True:
             await self._client.rest()
             node = self._rng.choice(list(self._cluster.nodes.values()))
@@ -133,7 +133,7 @@ def as_broker(cluster: SimCluster, sender: int) -> Iterator[Attempt]:
 
 
 def fetch(node: SimNode, tp: TopicPartition, sender: int) -> FetchRequest:
-    """A fetch at the end of the log: of a follower, it would acknowledge all records. Consumers are -1."""
+    """A fetch at the end of the log: from a follower, it would acknowledge all records. Consumers have the id -1."""
     assert node.broker is not None
     hosted = node.broker.replicas.partitions.get(tp)
     fetched = FetchPartition(

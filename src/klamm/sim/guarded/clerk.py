@@ -1,4 +1,4 @@
-"""The clerk: a client that may do nearly everything, and that brokers must not promise the rest.
+"""The clerk: a client that may do nearly everything. Brokers must not report that it may do the rest.
 
 Metadata, DescribeCluster and DescribeGroups report the operations that the client may do. These have no error: an
 answer with another set of operations is the violation.

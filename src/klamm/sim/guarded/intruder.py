@@ -104,7 +104,7 @@ class Intruder(RefusedClient):
             await self._client.rest()
 
     async def _controller(self) -> SimNode:
-        """The broker that decides on topics. Others refer to it before they look at rights."""
+        """The broker that decides on topics. Others refer to it before they check rights."""
         while True:
             for node in self._cluster.nodes.values():
                 if node.broker is not None and node.broker.metadata.controller_id == node.id:

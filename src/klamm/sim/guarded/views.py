@@ -64,7 +64,7 @@ def once(tp: TopicPartition, transactional_id: str) -> Iterator[Attempt]:
 
 
 def offsets(tp: TopicPartition) -> Attempt:
-    """The offsets that an open group has in a hidden topic. Only the coordinator of the group gets as far as that."""
+    """The offsets that an open group has in a hidden topic. Only the coordinator of the group reaches this check."""
     asked = OffsetFetchRequestTopics(name=tp.topic, partition_indexes=[tp.partition])
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=OPEN, topics=[asked])])
     return Attempt(request, 8, _error_of_offset, _TOPIC)

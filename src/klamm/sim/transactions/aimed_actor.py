@@ -1,6 +1,6 @@
 """A transactional producer whose requests are sent one by one, over the connections that a scenario names.
 
-It is of the old protocol (like librdkafka) or of the repaired one (KIP-890, like the Java client 4). Its transactions
+It speaks the old protocol (like librdkafka) or the repaired one (KIP-890, like the Java client 4). Its transactions
 are recorded for the checkers.
 """
 
@@ -36,7 +36,7 @@ from klamm.sim.violation import require
 
 ANSWER_MS: Final = 1_500
 IMPATIENT_MS: Final = 250
-"""For requests whose answer does not come."""
+"""Timeout of requests that get no answer."""
 AGAIN_S: Final = 0.02
 TIMEOUT_MS: Final = 60_000
 TIMESTAMP_MS: Final = 1_700_000_000_000
@@ -89,7 +89,7 @@ class Actor:
         return self._clients[on].is_connected(node.id)
 
     def close(self, *, on: str) -> None:
-        """Close a connection; its requests under way are given up."""
+        """Close a connection; its pending requests are abandoned."""
         self._clients[on].close()
 
     async def _send(
@@ -229,7 +229,7 @@ class Actor:
     async def end(
         self, *, commit: bool, on: str = COORDINATION, once: bool = False, version: int | None = None
     ) -> ErrorCode | None:
-        """EndTxn, of the highest version that this client would use or of another one below 5."""
+        """Send EndTxn, in the highest version that this client would use or in another one below 5."""
         request = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.identity.producer_id,
@@ -246,7 +246,7 @@ class Actor:
         return code
 
     async def ask_to_commit(self, node: SimNode) -> ErrorCode | None:
-        """Send EndTxn once to this broker, whoever coordinates; None if there is no answer."""
+        """Send EndTxn once to this broker, even if it is not the coordinator; None if there is no answer."""
         request = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.identity.producer_id,
@@ -266,7 +266,7 @@ class Actor:
         expect(f"EndTxn of {self.host}", await self.end(commit=False, on=on), ErrorCode.NONE)
 
     def _take_next(self, given: ProducerIdAndEpoch) -> None:
-        """The end of a transaction gives the next epoch, or the first one of another id."""
+        """EndTxn returns the next epoch, or the first epoch of another id."""
         before = self.identity
         is_next = given == (before.producer_id, before.producer_epoch + 1)
         is_other = given.producer_id != before.producer_id and given.producer_epoch == 0

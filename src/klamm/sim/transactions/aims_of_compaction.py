@@ -20,7 +20,7 @@ OFTEN: Final = 12
 """Records that fill some segments."""
 KEY: Final = b"key"
 SOON: Final = {**COMPACTION, "log.cleaner.delete.retention.ms": 300}
-"""Tombstones and markers go soon."""
+"""Tombstones and markers are removed soon."""
 EXPIRING: Final = {
     **COMPACTION,
     "transactional.id.expiration.ms": 400,
@@ -60,7 +60,7 @@ async def _fill(actor: Actor, tp: TopicPartition) -> None:
 
 
 async def _check_offset(actor: Actor, tp: TopicPartition, expected: int) -> None:
-    """Ask another coordinator, which knows only what the log has."""
+    """Ask another coordinator, which knows only the content of the log."""
     stage = actor.stage
     home = await stage.group_coordinator(GROUP)
     await stage.lead(stage.offsets_of(GROUP), next(node for node in stage.nodes if node is not home))
@@ -78,7 +78,7 @@ def _log(node: SimNode, tp: TopicPartition) -> Log:
 
 
 async def _compact_topic(stage: Stage) -> None:
-    """No record of a producer is left, but a new replica still knows its last batch and takes it for a duplicate."""
+    """No record of a producer is left, but a new replica still knows its last batch and recognises its duplicate."""
     first, second = Actor(stage, "v"), Actor(stage, "w")
     tp = await stage.create_topic("compacted", 1)
     home = await stage.leader(tp)

@@ -20,7 +20,7 @@ EXPIRATION_MS: Final = 400
 
 
 async def _repeat_end(stage: Stage) -> None:
-    """The answer to a commit is lost. Its repetition succeeds; an abort must not seem to."""
+    """The answer to a commit is lost. A repeated commit succeeds, but an abort must not."""
     actor = Actor(stage, "w")
     await actor.init()
     await actor.write(stage.tps[0])
@@ -103,7 +103,7 @@ async def _recover(stage: Stage) -> None:
 
 
 async def _take_over(stage: Stage) -> None:
-    """A new producer aborts the open transaction: its epoch is bumped once by that, and once for it (KAFKA-19367)."""
+    """A new producer aborts the open transaction: the abort and the new producer each bump the epoch (KAFKA-19367)."""
     first, second = Actor(stage, "w", is_new=True, host="w.1"), Actor(stage, "w", is_new=True, host="w.2")
     await first.init()
     await first.write(stage.tps[0])

@@ -251,7 +251,7 @@ def _addition(actor: Actor, tp: TopicPartition) -> AddPartitionsToTxnRequest:
 
 
 def _verification(actor: Actor, tp: TopicPartition) -> AddPartitionsToTxnRequest:
-    """The question of a partition leader (KIP-890)."""
+    """The verification request of a partition leader (KIP-890)."""
     transaction = AddPartitionsToTxnTransaction(
         transactional_id=actor.transactional_id,
         producer_id=actor.identity.producer_id,

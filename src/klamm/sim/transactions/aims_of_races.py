@@ -123,7 +123,7 @@ async def _fail_over_while_completing(stage: Stage) -> None:
 
 
 async def _mark_during_question(stage: Stage) -> None:
-    """A producer continues before its commit is complete. The marker arrives while the leader asks for the next one."""
+    """A producer continues before its commit is complete. The marker arrives while the leader verifies the next one."""
     actor = Actor(stage, "w", is_new=True)
     await actor.init()
     coordinator = await stage.coordinator(actor.transactional_id)
@@ -143,7 +143,7 @@ async def _mark_during_question(stage: Stage) -> None:
 
 
 async def _join_questions(stage: Stage) -> None:
-    """A client sends a request per partition. Their questions wait for another one, and each has its answer."""
+    """A client sends one request per partition. Their verifications wait for another one, and each gets its answer."""
     actor, other = Actor(stage, "w"), Actor(stage, "v")
     await actor.init()
     await other.init()
@@ -178,7 +178,7 @@ async def _led_together(stage: Stage, coordinator: SimNode) -> tuple[SimNode, li
 
 
 async def _lose_question(stage: Stage) -> None:
-    """The question of a leader does not reach the coordinator: after a while the batch is refused, and can be sent."""
+    """A verification does not reach the coordinator: after a while the batch is refused, and can be sent again."""
     actor = Actor(stage, "w")
     await actor.init()
     coordinator = await stage.coordinator(actor.transactional_id)

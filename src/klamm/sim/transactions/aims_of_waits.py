@@ -29,7 +29,7 @@ async def _begin(stage: Stage) -> tuple[Actor, Detention]:
 
 
 async def _wait(stage: Stage) -> None:
-    """The next transaction begins with the first request for it, also if markers take their time."""
+    """The next transaction begins with the first request for it, even if markers are slow."""
     actor, markers = await _begin(stage)
     adding = asyncio.ensure_future(actor.ask_to_add(stage.tps[1]))
     await asyncio.sleep(SHORT_S)

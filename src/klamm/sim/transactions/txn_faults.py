@@ -33,7 +33,7 @@ TRANSACTIONAL: Final = {
 _LATE_WEIGHTS: Final = (1, 3, 1, 3, 3, 6)
 LATE_S: Final = (0.4, 1.6)
 LATE_MARKER_SEEDS: Final = 5
-"""One run in this many has late markers: while one is late, its transaction stands still."""
+"""One run in this many has late markers: while one is late, its transaction does not progress."""
 LATE_MARKER_S: Final = (1.1, 1.8)
 """The coordinator repeats a marker after `request.timeout.ms`."""
 MOVE_S: Final = 1.0
@@ -104,7 +104,7 @@ class TransactionFaults(Faults):
         return {kind: (weight, inherited[kind][1]) for kind, weight in kept.items()} | own
 
     async def run(self) -> None:
-        """In every third run all brokers are well, so that clients get far and only messages are late or lost."""
+        """In every third run all brokers are healthy, so that clients progress and only messages are late or lost."""
         seed = self._cluster.seed
         tasks = [self._run_messages()]
         if seed % 3:
