@@ -13,8 +13,9 @@ it takes data requests again, so that a dozen short steps do not delay the contr
 produces, and long steps do not keep data requests from their turns.
 
 A request above `WHOLE_BYTES` is decoded in slices, and a handler or an encoder may work in slices too (`sliced_work`).
-A message that took several slices is freed in slices, too, after the request's end. While there is such work, every
-other turn continues it, so it delays a small request by one turn.
+A message that took several slices is freed in slices, too, after the request's end. While there is such work, turns
+that continue it alternate with turns for small requests. A turn continues it for `SLICE_SECONDS`, and such turns follow
+each other until they have taken `SHARE_SECONDS`: the loop serves everything else in between.
 
 `RequestHandlerAvgIdlePercent` is the share of time in which no data request was being handled, the control plane's the
 same for control requests.
@@ -52,8 +53,10 @@ Small requests are then answered in larger groups, with fewer system calls: 16 K
 """
 MAX_TURN_SECONDS: Final = 0.004
 """After this time a turn takes no further request, even if a handler is free."""
-SLICE_SECONDS: Final = 0.002
-"""Maximum time of a turn for requests that take several slices."""
+SLICE_SECONDS: Final = 0.001
+"""Maximum time of a turn for requests that take several slices. The step at hand takes up to half of it more."""
+SHARE_SECONDS: Final = 0.002
+"""Time that requests in slices get before small requests have their turn, and the same again after it."""
 WHOLE_BYTES: Final = 16 * 1024
 """Larger requests are decoded in slices."""
 FEW_ROWS: Final = 2
@@ -91,7 +94,8 @@ class KafkaRequestHandlerPool:
         self._serves_data = False
         self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done)
         self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done)
-        self._was_sliced = False
+        self._sliced_seconds = 0.0
+        """Used by requests in slices since the last turn for small requests."""
         self._was_control_sliced = False
         """Control requests do not come first here: any client can send large ones, although they are refused in the
         end.
@@ -166,25 +170,28 @@ class KafkaRequestHandlerPool:
             channel.admit_waiting()
 
     def _continue_sliced(self) -> bool:
-        """Continue a request that takes several slices, in every other turn. Return whether there was one.
+        """Continue requests that take several slices until their share is used. Return whether this turn did so.
 
-        A pass of the collector takes a separate turn: together with a slice it would hold the loop for too long.
+        A pass of the collector takes a separate turn: together with a slice it would hold the loop for too long. A
+        control request that is being applied has slices of its own in the same turns, so both are shorter.
         """
-        if self._was_sliced or not (self._sliced_control or self._sliced):
-            self._was_sliced = False
+        if self._sliced_seconds >= SHARE_SECONDS or not (self._sliced_control or self._sliced):
+            self._sliced_seconds = 0.0
             return False
-        self._was_sliced = True
         passes = self._channel.passes
         start = self._monotonic()
         if passes.is_due:
             passes.run()
-            self._idle.busy_seconds += self._monotonic() - start
+            seconds = self._monotonic() - start
+            self._idle.busy_seconds += seconds
+            self._sliced_seconds += seconds
             return True
         is_control = bool(self._sliced_control) and not (self._sliced and self._was_control_sliced)
         work, ratio = (self._sliced_control, self._control_idle) if is_control else (self._sliced, self._idle)
         self._was_control_sliced = is_control
         passes.hold_back()
-        seconds = work.run(SLICE_SECONDS) - start
+        seconds = work.run(SLICE_SECONDS / 2 if self._control_under_way else SLICE_SECONDS) - start
+        self._sliced_seconds += seconds
         if self._sliced_control or self._sliced:
             passes.note_slice(seconds)
         else:

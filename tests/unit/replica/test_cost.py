@@ -379,7 +379,7 @@ class TestParkedFetches:
 class TestSlices:
     """The clock moves by a millisecond whenever it is read: a slice has few partitions."""
 
-    PER_SLICE = round(SLICE_S * 1000) + 1
+    PER_SLICE = int(SLICE_S * 1000) + 1
 
     @pytest.fixture
     def sliced(self, one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> OneBroker:
