@@ -34,8 +34,11 @@ from klamm.replica.topic_names import is_valid_topic_name
 from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import after
 
-_SLICE: Final = 200
+_SLICE: Final = 100
 """Topics and partitions that are answered in one slice of the loop."""
+_FEW_TOPICS: Final = 200
+_FEW_PARTITIONS: Final = 800
+"""A response of at most so many topics, in a cluster of at most so many partitions, is not sliced."""
 NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
@@ -45,7 +48,7 @@ def handle(broker: Broker, ctx: RequestContext, req: MetadataRequest) -> Answer[
     wants_all = req.topics is None or (ctx.api_version == 0 and not req.topics)
     steps: Generator[None, None, MetadataResponse | asyncio.Future[MetadataResponse]]
     steps = _all(broker, ctx, req) if wants_all else _create_and_name(broker, ctx, req)
-    is_small = len(req.topics or ()) <= _SLICE and broker.metadata.snapshot.partition_count <= 4 * _SLICE
+    is_small = len(req.topics or ()) <= _FEW_TOPICS and broker.metadata.snapshot.partition_count <= _FEW_PARTITIONS
     return at_once(steps) if is_small else steps
 
 
@@ -70,7 +73,7 @@ def _create_and_name(
     if not missing:
         return (yield from _named(broker, ctx, req, refused))
     created = missing_topics.create_missing(broker, missing, quota=broker.quotas.mutation_quota(ctx))
-    if len(req.topics or ()) <= _SLICE:
+    if len(req.topics or ()) <= _FEW_TOPICS:
         return after(created, lambda errors: at_once(_named(broker, ctx, req, errors | refused)))
     return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors | refused)))
 

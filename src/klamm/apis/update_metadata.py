@@ -17,13 +17,13 @@ from uuid import UUID
 from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext, at_once
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
-from klamm.apis.slices import each, each_partition
+from klamm.apis.slices import SLICE, each, each_partition
 from klamm.control_log.records import ListedPartition, MetadataApplied, first
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataUpdate, PartitionState, TopicUpdate
 from klamm.metadata.snapshot import AppliedUpdate
 from klamm.metadata.update import SLICING_CLIENT
-from klamm.model import ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
+from klamm.model import LEADER_DURING_DELETE, ZERO_UUID, BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.protocol.chunked import concatenated
 from klamm.protocol.messages.update_metadata import (
     UpdateMetadataBroker,
@@ -45,6 +45,8 @@ def _update(broker: Broker, ctx: RequestContext, req: UpdateMetadataRequest) -> 
     """Make the next snapshot in slices; then apply it in one step, so that clients see all of it or nothing."""
     update = yield from in_slices(ctx.api_version, req, ctx.client_id)
     prepared = yield from broker.metadata.prepare(update)
+    if sum(len(topic.partitions) for topic in update.topics) > SLICE:
+        yield  # the last step of the snapshot and all that follows from it would be one long step
 
     def refuse(error: ErrorCode) -> UpdateMetadataResponse:
         return UpdateMetadataResponse(error_code=error)
@@ -71,7 +73,7 @@ def _apply(
         logging.INFO if update.topics else logging.DEBUG,
         "metadata cache: %d partitions added or changed, %d deleted (UpdateMetadata of controller %d, epoch %d, "
         "correlation id %d)",
-        sum(not state.is_deletion for topic in update.topics for state in topic.partitions),
+        sum([state.leader != LEADER_DURING_DELETE for topic in update.topics for state in topic.partitions]),
         len(deleted),
         req.controller_id,
         req.controller_epoch,

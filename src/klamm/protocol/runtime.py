@@ -24,7 +24,7 @@ SLICE_BYTES: Final = 4 * 1024
 """A sliced decoder pauses after this many bytes: the worst message takes a millisecond for them."""
 SLICE_TAGGED_FIELDS: Final = 1000
 """A sliced decoder pauses after this many unknown tagged fields."""
-SLICE_ELEMENTS: Final = 250
+SLICE_ELEMENTS: Final = 100
 """A sliced encoder pauses after this many elements; 256 bytes of a string count like one."""
 LARGE_BYTES: Final = 4 * 1024 * 1024
 """A sliced decoder copies bytes up to this size. Larger ones stay views of the frame: copying 100 MB takes 40 ms."""
