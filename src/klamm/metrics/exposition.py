@@ -87,9 +87,12 @@ def render_table(group: str, type_: str, name: str, table: GaugeTable[Any, Any])
     """Yield the gauges of a table as text, in pieces."""
     base = base_name(group, type_, name)
     keys = table.keys()
+    keys.reverse()
     has_head = False
-    for start in range(0, len(keys), PIECE):
-        lines = _gauges(base, table.samples(keys[start : start + PIECE]))
+    while keys:
+        some = keys[: -PIECE - 1 : -1]
+        del keys[-PIECE:]  # freeing all of them at the end would hold the loop
+        lines = _gauges(base, table.samples(some))
         if lines and has_head:
             del lines[0]
         has_head |= bool(lines)

@@ -31,14 +31,19 @@ class TransactionWatch:
         """
         producer_ids = late_partitions = 0
         late_before_ms = now_ms - max_timeout_ms - LATE_TRANSACTION_BUFFER_MS
-        for index, partition in enumerate(list(partitions.values())):
-            if index % _SLICE == _SLICE - 1:
+        waiting = list(partitions.values())
+        if len(waiting) > _SLICE:
+            yield  # the list alone takes some tenths of a millisecond
+        while waiting:
+            for partition in waiting[-_SLICE:]:
+                log = partition.log
+                if log is None or not log.is_open:  # A log that nobody has used since the start has no transaction.
+                    continue
+                producer_ids += len(log.producers.entries)
+                if partition.is_leader and (oldest_ms := log.producers.oldest_open_timestamp) is not None:
+                    late_partitions += oldest_ms < late_before_ms
+            del waiting[-_SLICE:]  # freeing all of them at the end would hold the loop
+            if waiting:
                 yield
-            log = partition.log
-            if log is None or not log.is_open:  # A log that nobody has used since the start has no open transaction.
-                continue
-            producer_ids += len(log.producers.entries)
-            if partition.is_leader and (oldest_ms := log.producers.oldest_open_timestamp) is not None:
-                late_partitions += oldest_ms < late_before_ms
         self.producer_id_count = producer_ids
         self.late_partitions_count = late_partitions
