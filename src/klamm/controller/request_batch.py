@@ -92,7 +92,10 @@ def send_all_metadata(ctx: ControllerContext, targets: Iterable[int]) -> Steps[N
         topics[tp.topic] = None
         if len(states) % PARTITIONS_PER_STEP == 0:
             yield Pause()
-    ids = tuple((topic, ctx.topics.ids[topic]) for topic in topics if topic in ctx.topics.ids)
+    known = ctx.topics.ids
+    ids = tuple([(topic, known[topic]) for topic in topics if topic in known])
+    if len(ids) > PARTITIONS_PER_STEP:
+        yield Pause()
     yield from _sends_of_metadata(ctx, tuple(states), ids, tuple(sorted(targets)))
 
 
@@ -101,8 +104,8 @@ def _head(ctx: ControllerContext, broker: int) -> RequestHead:
 
 
 def _topic_ids(ctx: ControllerContext, tps: Iterable[TopicPartition]) -> tuple[tuple[str, UUID], ...]:
-    topics = dict.fromkeys(tp.topic for tp in tps)
-    return tuple((topic, ctx.topics.ids[topic]) for topic in topics if topic in ctx.topics.ids)
+    topics, known = dict.fromkeys(tp.topic for tp in tps), ctx.topics.ids
+    return tuple([(topic, known[topic]) for topic in topics if topic in known])
 
 
 def _leader_and_isr_sends(ctx: ControllerContext, updates: list[LeaderAndIsrUpdate]) -> list[Send]:

@@ -119,6 +119,8 @@ def _topics(
     topics: dict[str, list[P]] = {}
     for topic, group in groupby(states, key=lambda state: state.partition.topic):
         topics.setdefault(topic, []).extend(group)
+    if len(states) > STATES_PER_STEP:
+        yield  # grouping very many takes as long as encoding a step of them
     parts = [uvarint(len(topics) + 1)]
     room = STATES_PER_STEP
     for topic, members in topics.items():
