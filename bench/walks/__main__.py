@@ -1,6 +1,6 @@
 """The cost of one event, request or periodic task with very many partitions.
 
-    python -m bench.walks [--partitions 20000] [--only metrics] [--bound-ms 1]
+    python -m bench.walks [--partitions 20000] [--only metrics] [--bound-ms 1] [--samples]
 
 Exit code 1 if a turn of the broker loop, or a step of a small event of the controller, takes longer than the bound.
 """
@@ -19,6 +19,7 @@ import uvloop
 from bench import report
 from bench.loop_holds.account import Account
 from bench.walks import broker_turns, controller_events
+from bench.walks.turn_samples import SampledAccount
 from klamm import allocator
 from klamm.server import collector
 
@@ -28,12 +29,13 @@ def main() -> int:
     parser.add_argument("--partitions", type=int, default=20_000)
     parser.add_argument("--only", default="", help="rows whose name matches this regular expression")
     parser.add_argument("--bound-ms", type=float, default=1.0)
+    parser.add_argument("--samples", action="store_true", help="print stacks of the longest turn of each row")
     args = parser.parse_args()
     chosen = re.compile(args.only, re.IGNORECASE).search
     gc.freeze()
     allocator.install()
     collector.install()
-    account = Account()
+    account = SampledAccount() if args.samples else Account()
     account.install()
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         turns = runner.run(broker_turns.serve(folder, account, args.partitions, chosen))

@@ -18,7 +18,9 @@ from typing import Any, Final
 from bench.loop_holds import requests
 from bench.loop_holds.account import Account
 from bench.loop_holds.measured_broker import measured_broker
+from bench.walks.turn_samples import SampledAccount
 from klamm.local.ports import ReservedPort
+from klamm.metrics.instruments import Gauge
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from klamm.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -98,6 +100,14 @@ class Driver:
         ) as answer:
             answer.read()
 
+    def wait_for_control_log(self) -> None:
+        """Wait until the records of what was done before are written: that takes turns of the loop for seconds."""
+        buffered = self._running.broker.metrics.find("klamm.server", "ControlLog", "BufferedRecordCount")
+        time.sleep(QUIET_S)
+        while isinstance(buffered, Gauge) and buffered.value:
+            time.sleep(QUIET_S)
+        time.sleep(2 * QUIET_S)  # the last batch
+
     def run_task(self, name: str) -> None:
         asyncio.run_coroutine_threadsafe(recorded[-1].run(name), self._loop).result(TIMEOUT_S)
 
@@ -115,15 +125,18 @@ class Driver:
         self.ask(IncrementalAlterConfigsRequest(resources=[resource], validate_only=False), 1)
 
     def measure(self, name: str, action: Action) -> Row:
-        found = []
+        account = self._account
+        found: list[tuple[float, str]] = []
         for number in range(ROUNDS):
-            time.sleep(QUIET_S)
-            self._loop.call_soon_threadsafe(self._account.start, self._loop)
+            self.wait_for_control_log()
+            self._loop.call_soon_threadsafe(account.start, self._loop)
             action(number)
             time.sleep(QUIET_S)  # what the answer leaves behind: checkpoints, messages of the controller
-            self._account.stop()
-            found.append(self._account.hold_s)
-        return name, 1000 * sorted(found)[len(found) // 2]
+            account.stop()
+            found.append((1000 * account.hold_s, account.report() if isinstance(account, SampledAccount) else ""))
+        hold_ms, samples = sorted(found)[len(found) // 2]
+        print(f"{hold_ms:8.2f} ms  {name}{samples}", flush=True)
+        return name, hold_ms
 
     def actions(self) -> Iterator[tuple[str, Action]]:
         broker = BrokerEndPoints(2, (EndPoint("PLAINTEXT", "127.0.0.1", 1),))
@@ -181,7 +194,6 @@ def drive(driver: Driver, partitions: int, chosen: Callable[[str], object], rows
     for name, action in driver.actions():
         if chosen(name):
             rows.append(driver.measure(name, action))
-            print(f"{rows[-1][1]:8.2f} ms  {name}", flush=True)
 
 
 async def serve(folder: str, account: Account, partitions: int, chosen: Callable[[str], object]) -> list[Row]:
