@@ -38,9 +38,6 @@ BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024
 SLICE_RECORDS: Final = 10
 """Records that are encoded at a time. They take less than half a millisecond of the broker loop."""
-LONGEST_BACKOFF_S: Final = 5.0
-STOP_WRITE_S: Final = 0.5
-STOP_RETRY_S: Final = 0.02
 _PRODUCE_VERSION: Final = 7
 _TIMEOUT_MS: Final = CONTROL_LOG.request_ms
 _HOPELESS: Final = frozenset(

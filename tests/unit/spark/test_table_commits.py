@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from klamm.errors import KlammError
 from klamm.spark.tables import commits, parquet_files
 from klamm.spark.tables.commits import BatchOfFiles, commit
-from klamm.spark.tables.delta import TableLayout, Written, parse_options
+from klamm.spark.tables.delta import PLANNED_BATCH, TableLayout, Written, parse_options
 from klamm.spark.tables.maintenance import compact, vacuum
 from klamm.spark.tables.parquet_files import ParquetFiles
 from klamm.spark.tables.table_definition import TableDefinition, create_table, load_definition
@@ -33,7 +33,8 @@ def write(path: Path, ids: list[int], dated: bool = False, days: int = 1) -> lis
 
 
 def put(path: Path, batch_id: int, ids: list[int], app_id: str = "query") -> bool:
-    return commit(path, BatchOfFiles(ROWS, write(path, ids), False, app_id, batch_id))
+    """Commit a batch without offsets, which the checkpoint had planned before the query started."""
+    return commit(path, BatchOfFiles(ROWS, write(path, ids), False, app_id, batch_id, planned_batch=batch_id))
 
 
 def ids(path: Path) -> list[int]:
@@ -170,7 +171,7 @@ def test_a_definition_is_kept_and_a_broken_one_is_reported(tmp_path: Path) -> No
 
 def layout(path: Path) -> TableLayout:
     columns = StructType().add("id", "long").add("_error", "string").add("_raw", "binary")
-    return TableLayout(parse_options({"path": str(path)}), columns, overwrite=False)
+    return TableLayout(parse_options({"path": str(path), PLANNED_BATCH: "0"}), columns, overwrite=False)
 
 
 def a_task(table: TableLayout) -> Written:
