@@ -70,6 +70,8 @@ class GuardedProtocol(PausableProtocol):
         if self.gate.is_closed and self.gate.session is None:
             _log.info("Closing connection %s: it has not authenticated in time", self.context.connection_id)
             self.gate.security.counts.failed += 1
+            if not self.paused & AUTHENTICATION:  # A peer that the broker lets wait has not failed.
+                self.gate.security.budget.note_failure(self.context.client_host, self._monotonic())
             self.abort()
 
     def _cancel_authentication(self) -> None:

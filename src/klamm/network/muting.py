@@ -25,7 +25,7 @@ MEMORY: Final = 32
 CLOSING: Final = 64
 """The connection accepts no further requests."""
 AUTHENTICATION: Final = 128
-"""Too many logins of the address have failed: this one waits for its turn."""
+"""Too many logins of the address have failed: this one waits for its turn, or for its TLS handshake."""
 TURN: Final = 256
 """A large request has received its share of this turn of the loop."""
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from klamm.network.connection import Connection
 from klamm.network.connection_environment import ConnectionEnvironment
-from klamm.security.tls.handshake_errors import explained, hide_handshake_errors
+from klamm.network.muting import AUTHENTICATION
+from klamm.security.tls.handshake_errors import explained, hide_handshake_errors, is_failed_authentication
 
 ACCEPTED_AT_ONCE: Final = 64
 """Connections that are accepted before the loop serves others."""
@@ -128,11 +129,12 @@ class TlsHandshakes:
     async def _shake_hands(self, connection: Connection, accepted: AcceptedSocket) -> None:
         """End with a connection that reads requests, or with a closed one."""
         security = self._environment.security
-        assert security.context is not None, "a TLS listener has a context"
         from aiofastnet import connect_accepted_socket  # slow to import, and only TLS listeners need it
 
-        name = connection.context.connection_id
+        name, host = connection.context.connection_id, connection.context.client_host
         try:
+            await self._wait_for_budget(connection)
+            assert security.context is not None, "a TLS listener has a context"
             transport, _ = await connect_accepted_socket(
                 self._loop,
                 lambda: connection,
@@ -143,8 +145,10 @@ class TlsHandshakes:
             )
         except OSError as error:
             security.counts.failed += 1
-            reason = explained(error)
-            more = security.failures.note(connection.context.client_host, reason, self._environment.clock.monotonic())
+            reason, now = explained(error), self._environment.clock.monotonic()
+            if is_failed_authentication(error):
+                security.budget.note_failure(host, now)
+            more = security.failures.note(host, reason, now)
             if more is not None:
                 _log.info("Closing connection %s: its TLS handshake failed: %s%s", name, reason, more)
             accepted.handshake = None
@@ -159,5 +163,20 @@ class TlsHandshakes:
             connection.admit()
             return
         security.counts.failed += 1
+        security.budget.note_failure(host, self._environment.clock.monotonic())
         _log.info("Closing connection %s: no rule of ssl.principal.mapping.rules matches its certificate", name)
         connection.abort()
+
+    async def _wait_for_budget(self, connection: Connection) -> None:
+        """Wait while too many authentications of the address have failed: a handshake costs more than a refusal.
+
+        Raises TimeoutError if that takes longer than an authentication may.
+        """
+        security, monotonic = self._environment.security, self._environment.clock.monotonic
+        late_at = monotonic() + security.timeout_s
+        while (wait_s := security.budget.wait_s(connection.context.client_host, now := monotonic())) > 0:
+            if now >= late_at:
+                raise TimeoutError("too many authentications of its address have failed")
+            connection.pause(AUTHENTICATION)
+            await asyncio.sleep(min(wait_s, late_at - now))
+        connection.resume(AUTHENTICATION)

@@ -14,7 +14,8 @@ class FailureBudget:
     """A bucket per address: each failure takes one token, and `PER_SECOND` return.
 
     An attempt from an address without tokens waits before its password is checked, so guessing in parallel does not
-    pay. Clients with the right password behind the same address wait too, but are not locked out.
+    pay. It also waits before its TLS handshake. Clients with the right password behind the same address wait too, but
+    are not locked out.
     """
 
     def __init__(self, burst: int = BURST, per_second: float = PER_SECOND) -> None:

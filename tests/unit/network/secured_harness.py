@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cryptography.x509.oid import NameOID
 
+from klamm.clock import Clock
 from klamm.errors import ErrorCode
 from klamm.model import EndPoint, SecurityProtocol
 from klamm.network import ConnectionLimits, RequestContext, SocketServer, SocketServerConfig
@@ -59,6 +61,9 @@ class SecuredServer(Server):
         protocol: SecurityProtocol,
         *apis: ScriptedApi,
         limits: ConnectionLimits | None = None,
+        config: SocketServerConfig | None = None,
+        clock: Clock | None = None,
+        started: bool = True,
         on_handshake: Callable[[RequestContext, Any], SaslHandshakeResponse] | None = None,
         **options: Any,
     ) -> None:
@@ -68,8 +73,7 @@ class SecuredServer(Server):
         if self.security.has_sasl:
             self.security.sasl = sasl_peer.settings()
         self.principals: list[str] = []
-        config = SocketServerConfig(security={"SECURED": self.security}, connection_limits=limits or ConnectionLimits())
-        super().__init__()
+        super().__init__(clock=clock, started=started)
         script = heartbeat_api().script
 
         def remember(ctx: RequestContext, request: Any) -> Any:
@@ -82,13 +86,21 @@ class SecuredServer(Server):
             loop=asyncio.get_running_loop(),
             clock=self.clock,
             registry=self.registry,
-            config=config,
+            config=replace(
+                config if config is not None else SocketServerConfig(),
+                security={"SECURED": self.security},
+                connection_limits=limits or ConnectionLimits(),
+            ),
         )
 
-    async def tls_client(self, certificate: Issued | None = None) -> RawClient:
+    async def tls_client(self, certificate: Issued | None = None, *, address: str = "127.0.0.1") -> RawClient:
         settings = TlsSettings(None if certificate is None else pair(certificate), AUTHORITY.pem)
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.port, ssl=client_context(settings), server_hostname="localhost"
+            "127.0.0.1",
+            self.port,
+            ssl=client_context(settings),
+            server_hostname="localhost",
+            local_addr=(address, 0),
         )
         self._clients.append(RawClient(reader, writer))
         return self._clients[-1]

@@ -31,6 +31,8 @@ _EXPLANATIONS: Final = (
     ("UNSUPPORTED_PROTOCOL", "the peer has none of the broker's TLS versions. Compare ssl.enabled.protocols"),
     ("ALERT_PROTOCOL_VERSION", "the peer has none of the broker's TLS versions. Compare ssl.enabled.protocols"),
 )
+_REFUSED_CERTIFICATES: Final = ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_VERIFY_FAILED", "BAD_SIGNATURE")
+"""OpenSSL's reasons to refuse a client: it has no certificate, a wrong one, or not the private key of its own."""
 
 
 def explained(error: OSError) -> str:
@@ -40,6 +42,11 @@ def explained(error: OSError) -> str:
         return "the peer closed the connection"
     meaning = next((meaning for sign, meaning in _EXPLANATIONS if sign in text.upper()), None)
     return text if meaning is None else f"{meaning} ({text})"
+
+
+def is_failed_authentication(error: OSError) -> bool:
+    """Return whether a handshake failed because of the peer's certificate, not of its settings or its network."""
+    return getattr(error, "reason", None) in _REFUSED_CERTIFICATES
 
 
 Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]

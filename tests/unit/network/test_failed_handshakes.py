@@ -1,0 +1,172 @@
+"""Connections that do not prove who they are: failures take from the budget of their address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from klamm.errors import ErrorCode
+from klamm.model import SecurityProtocol
+from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
+from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from klamm.security.failure_budget import FailureBudget
+from klamm.security.sasl.mechanisms import PLAIN
+from klamm.security.tls.contexts import TlsSettings, client_context, server_context
+from klamm.security.tls.principal_mapping import PrincipalMapper
+from tests.support.certificates import Authority, Issued
+from tests.support.tls_flights import Side
+from tests.unit.network.harness import ManualClock, both_loops, muted, until
+from tests.unit.network.secured_harness import AUTHORITY, BROKER, CLIENT, SecuredServer, ask, beat, pair
+
+Run = Callable[[Any], None]
+
+ADDRESS = "127.0.0.1"
+OTHER_AUTHORITY = Authority("Other CA")
+STRANGER = OTHER_AUTHORITY.issue()
+CHANGE_CIPHER_SPEC = b"\x14\x03\x03\x00\x01\x01"
+"""The record of TLS 1.2 that follows the signature of a client."""
+
+
+def demand(server: SecuredServer, client_auth: str = "requested", rules: str = "DEFAULT") -> None:
+    """Set what the listener asks of the certificates of its clients."""
+    server.security.context = server_context(TlsSettings(pair(BROKER), AUTHORITY.pem, client_auth))
+    server.security.mapper = PrincipalMapper.parse(rules)
+
+
+async def fail(server: SecuredServer, certificate: Issued | None) -> None:
+    """Connect with a certificate that the broker refuses."""
+    failed = server.security.counts.failed
+    with contextlib.suppress(OSError):  # In TLS 1.3 the client learns of it when it reads.
+        client = await server.tls_client(certificate)
+        await client.receive_end()
+    await until(lambda: server.security.counts.failed == failed + 1)
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("certificate", "client_auth", "rules"),
+    [(None, "required", "DEFAULT"), (STRANGER, "requested", "DEFAULT"), (CLIENT, "requested", "RULE:^nobody$/x/")],
+    ids=["missing", "of another authority", "without a rule"],
+)
+def test_an_address_with_many_refused_certificates_waits_before_its_handshake(
+    run: Run, certificate: Issued | None, client_auth: str, rules: str
+) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        budget = FailureBudget(burst=2, per_second=1_000)
+        async with SecuredServer(SecurityProtocol.SSL, clock=clock, budget=budget) as server:
+            demand(server, client_auth, rules)
+            await fail(server, certificate)
+            assert budget.wait_s(ADDRESS, clock.seconds) == 0
+            await fail(server, certificate)
+            demand(server)
+            waiting = asyncio.ensure_future(server.tls_client(CLIENT))
+            await until(lambda: muted(server) == {"not-admitted": 1, "authentication": 1})
+            assert await beat(await server.tls_client(CLIENT, address="127.0.0.2")) == 7, "other addresses do not wait"
+            assert not waiting.done() and muted(server)["authentication"] == 1
+            clock.seconds += 1
+            assert await beat(await waiting) == 7 and muted(server) == {}
+
+    run(scenario())
+
+
+@both_loops
+def test_a_stolen_certificate_without_its_key_takes_from_the_budget(run: Run) -> None:
+    """The broker checks the signature of a client after its certificate: both are costly."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        budget = FailureBudget(burst=1)
+        async with SecuredServer(SecurityProtocol.SSL, clock=clock, budget=budget) as server:
+            thief = Side(
+                client_context(TlsSettings(pair(CLIENT), AUTHORITY.pem, protocols=("TLSv1.2",))), is_server=False
+            )
+            connection = await server.client()
+            connection.writer.write(thief.receive(b""))
+            while not (flight := thief.receive(await connection.reader.read(65536))):
+                assert thief.error is None
+            signature_end = flight.rindex(CHANGE_CIPHER_SPEC) - 1
+            connection.writer.write(
+                flight[:signature_end] + bytes([flight[signature_end] ^ 1]) + flight[signature_end + 1 :]
+            )
+            await connection.receive_end()
+            await until(lambda: server.security.counts.failed == 1)
+            assert budget.wait_s(ADDRESS, clock.seconds) > 0
+
+    run(scenario())
+
+
+@both_loops
+def test_a_connection_waits_as_long_as_an_authentication_may_take(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        budget = FailureBudget(burst=1, per_second=0.01)
+        async with SecuredServer(SecurityProtocol.SSL, clock=clock, budget=budget) as server:
+            await fail(server, STRANGER)
+            server.security.timeout_s = 0.01
+            late = await server.client()
+            await until(lambda: muted(server).get("authentication") == 1)
+            clock.seconds += 1
+            assert await late.receive_end() == b"" and server.security.counts.failed == 2
+            server.security.timeout_s = 600
+            aborted = await server.client()
+            await until(lambda: muted(server).get("authentication") == 1)
+            (connection,) = server.network.acceptors[0].processor.connections
+            connection.abort()
+            assert await aborted.receive_end() == b"" and server.security.counts.failed == 2
+            await until(lambda: server.network.quotas.total == 0)
+
+    run(scenario())
+    assert "its TLS handshake failed: too many authentications of its address have failed" in caplog.text
+
+
+@both_loops
+def test_other_failures_of_a_handshake_take_nothing_from_the_budget(run: Run) -> None:
+    """Probes of a load balancer must not delay the clients behind it."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        budget = FailureBudget(burst=1)
+        async with SecuredServer(SecurityProtocol.SSL, clock=clock, budget=budget) as server:
+            for start in (b"", b"\x16\x03\x01\x00\x05hello", b"GET / HTTP/1.1\r\n\r\n"):
+                client = await server.client()
+                client.writer.write(start)
+                await client.close()
+            distrustful = client_context(TlsSettings(None, OTHER_AUTHORITY.pem))
+            with contextlib.suppress(OSError):
+                await asyncio.open_connection(ADDRESS, server.port, ssl=distrustful, server_hostname="localhost")
+            await until(lambda: server.security.counts.failed == 4)
+            assert budget.wait_s(ADDRESS, clock.seconds) == 0
+
+    run(scenario())
+
+
+@both_loops
+def test_a_connection_without_a_login_takes_from_the_budget_unless_the_broker_let_it_wait(run: Run) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        budget = FailureBudget(burst=1, per_second=0.01)
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, clock=clock, budget=budget) as server:
+            long_s, server.security.timeout_s = server.security.timeout_s, 0.01
+            silent = await server.client()
+            assert await silent.receive_end() == b""
+            missing = budget._missing(ADDRESS, clock.seconds)
+            assert missing > 0
+            server.security.timeout_s = long_s
+            client = await server.client()
+            response = await ask(client, SaslHandshakeRequest(mechanism=PLAIN), SaslHandshakeResponse)
+            assert response.error_code == ErrorCode.NONE
+            client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 1)
+            await until(lambda: muted(server) == {"authentication": 1})
+            (connection,) = server.network.acceptors[0].processor.connections
+            connection._on_late()
+            assert await client.receive_end() == b"" and server.security.counts.failed == 2
+            assert budget._missing(ADDRESS, clock.seconds) == missing
+
+    run(scenario())
