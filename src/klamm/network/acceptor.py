@@ -22,8 +22,6 @@ OS_DEFAULT: Final = -1
 """The socket buffer size that leaves the choice to the system."""
 MAX_CONNECTION_INDEX: Final = 2**31 - 1
 
-_log = logging.getLogger(__name__)
-
 
 class Acceptor:
     """Up to `backlog` connections beyond the quotas wait unread; more are closed.
@@ -148,9 +146,7 @@ class Acceptor:
             case Admission.WAIT:
                 return False
             case Admission.REFUSE:
-                _log.info(
-                    "Refusing connection %s: too many connections from its address", connection.context.connection_id
-                )
+                connection.log_refusal(logging.INFO, "Refusing", "too many connections from its address")
                 connection.abort()
                 return True
             case Admission.ADMIT_AND_EVICT:
@@ -170,11 +166,8 @@ class Acceptor:
 
     def _wait(self, connection: Connection, line: deque[Connection]) -> None:
         if len(line) >= self._backlog:
-            _log.info(
-                "Refusing connection %s: %d connections wait for admission already",
-                connection.context.connection_id,
-                self._backlog,
-            )
+            reason = f"{self._backlog} connections wait for admission already"
+            connection.log_refusal(logging.INFO, "Refusing", reason)
             connection.abort()
             return
         if self._is_started:

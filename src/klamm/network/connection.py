@@ -30,8 +30,6 @@ from klamm.protocol.wire import BytesLike, Message, encode
 MAX_IN_FLIGHT: Final = 10
 """Requests of one connection that are in the broker at once. Clients send up to 5, or 1 if they insist on order."""
 
-_log = logging.getLogger(__name__)
-
 
 class Connection(GuardedProtocol):
     """The `Responder` of its requests. Owner: the broker loop."""
@@ -255,13 +253,13 @@ class Connection(GuardedProtocol):
 
     def _refuse_peer(self, reason: str) -> None:
         """Close the connection of a peer that does not speak the protocol, after earlier requests are answered."""
-        _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
+        self.log_refusal(logging.WARNING, "Closing", reason)
         self.stop_reading()
         if not self._pipeline.in_flight:
             self.close()
 
     def refuse(self, request: Request, reason: str) -> None:
-        _log.warning("Closing connection %s: %s", self.context.connection_id, reason)
+        self.log_refusal(logging.WARNING, "Closing", reason)
         self._channel.free(request)
         self.stop_reading()
         self._pipeline.drop_later_than(request)

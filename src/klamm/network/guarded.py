@@ -60,6 +60,12 @@ class GuardedProtocol(PausableProtocol):
         """How many bytes of an incomplete frame the connection holds."""
         return self._reader.pending_bytes
 
+    def log_refusal(self, level: int, action: str, reason: str) -> None:
+        """Log why the connection is refused or closed, unless its address has caused too many such lines."""
+        context = self.context
+        if (more := self.gate.security.failures.note(context.client_host, reason, self._monotonic())) is not None:
+            _log.log(level, "%s connection %s: %s%s", action, context.connection_id, reason, more)
+
     def _limit_authentication(self) -> None:
         """Bound the time in which the peer must prove who it is."""
         if self.gate.is_closed and self._deadline is None:
@@ -68,7 +74,7 @@ class GuardedProtocol(PausableProtocol):
     def _on_late(self) -> None:
         self._deadline = None
         if self.gate.is_closed and self.gate.session is None:
-            _log.info("Closing connection %s: it has not authenticated in time", self.context.connection_id)
+            self.log_refusal(logging.INFO, "Closing", "it has not authenticated in time")
             self.gate.security.counts.failed += 1
             if not self.paused & AUTHENTICATION:  # A peer that the broker lets wait has not failed.
                 self.gate.security.budget.note_failure(self.context.client_host, self._monotonic())

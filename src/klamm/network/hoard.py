@@ -9,21 +9,17 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from klamm.network.request_context import ChannelContext
-
 STALLED_SECONDS: Final = 1.0
 """A connection that neither sent nor received a byte for this long has stalled."""
-
-_log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
     """A connection that holds memory."""
 
     @property
-    def context(self) -> ChannelContext: ...
-    @property
     def last_active_at(self) -> float: ...
+
+    def log_refusal(self, level: int, action: str, reason: str) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -56,11 +52,7 @@ class Hoard:
             victim = next(iter(self._held))
         size_bytes = self._held.pop(victim)
         self.total_bytes -= size_bytes
-        _log.warning(
-            "Closing connection %s: it holds %d bytes of %s; all connections together hold %d",
-            victim.context.connection_id,
-            size_bytes,
-            self._what,
-            self.total_bytes + size_bytes,
-        )
+        together = self.total_bytes + size_bytes
+        reason = f"it holds {size_bytes} bytes of {self._what}; all connections together hold {together}"
+        victim.log_refusal(logging.WARNING, "Closing", reason)
         victim.abort()

@@ -226,7 +226,7 @@ class SocketServer:
         oldest = [a.processor.least_recently_used() for a in self.acceptors if a.endpoint.listener != listener]
         victim = min((c for c in oldest if c is not None), key=lambda c: c.last_active_at, default=None)
         if victim is not None:
-            _log.info("Closing connection %s: max.connections is reached", victim.context.connection_id)
+            victim.log_refusal(logging.INFO, "Closing", "max.connections is reached")
             victim.abort()
 
     def _on_connection_room(self) -> None:

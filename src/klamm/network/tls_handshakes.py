@@ -131,7 +131,6 @@ class TlsHandshakes:
         security = self._environment.security
         from aiofastnet import connect_accepted_socket  # slow to import, and only TLS listeners need it
 
-        name, host = connection.context.connection_id, connection.context.client_host
         try:
             await self._wait_for_budget(connection)
             assert security.context is not None, "a TLS listener has a context"
@@ -145,12 +144,9 @@ class TlsHandshakes:
             )
         except OSError as error:
             security.counts.failed += 1
-            reason, now = explained(error), self._environment.clock.monotonic()
             if is_failed_authentication(error):
-                security.budget.note_failure(host, now)
-            more = security.failures.note(host, reason, now)
-            if more is not None:
-                _log.info("Closing connection %s: its TLS handshake failed: %s%s", name, reason, more)
+                self._take_from_budget(connection)
+            connection.log_refusal(logging.INFO, "Closing", f"its TLS handshake failed: {explained(error)}")
             accepted.handshake = None
             accepted.close()
             return
@@ -163,9 +159,14 @@ class TlsHandshakes:
             connection.admit()
             return
         security.counts.failed += 1
-        security.budget.note_failure(host, self._environment.clock.monotonic())
-        _log.info("Closing connection %s: no rule of ssl.principal.mapping.rules matches its certificate", name)
+        self._take_from_budget(connection)
+        reason = "no rule of ssl.principal.mapping.rules matches its certificate"
+        connection.log_refusal(logging.INFO, "Closing", reason)
         connection.abort()
+
+    def _take_from_budget(self, connection: Connection) -> None:
+        environment = self._environment
+        environment.security.budget.note_failure(connection.context.client_host, environment.clock.monotonic())
 
     async def _wait_for_budget(self, connection: Connection) -> None:
         """Wait while too many authentications of the address have failed: a handshake costs more than a refusal.

@@ -1,6 +1,7 @@
 """FailureLog: how many lines the failures of one address may write to the broker's log.
 
-A client without credentials can fail as often as it likes. It must not be able to fill a disk with log lines.
+A client without credentials can fail as often as it likes, also by broken requests. It must not be able to fill a disk
+with log lines.
 """
 
 from __future__ import annotations
