@@ -13,7 +13,6 @@ import ssl
 import struct
 from mmap import mmap
 
-import pytest
 import uvloop
 
 from klamm.model import SecurityProtocol
@@ -24,14 +23,11 @@ from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupReques
 from klamm.security.tls.contexts import TlsSettings, client_context
 from tests.support.secured_attacks import log_in
 from tests.unit.network.harness import ScriptedApi, Server, frame, heartbeat_api, until
-from tests.unit.network.secured_harness import AUTHORITY, SecuredServer
+from tests.unit.network.secured_harness import AUTHORITY, SecuredServer, plain_and_secured
 from tests.unit.security.sasl_peer import PASSWORDS
 
 LARGE_BYTES = 5 * FREED_BYTES
 RECORD_BYTES = 1 << 14
-plain_and_secured = pytest.mark.parametrize(
-    "protocol", [SecurityProtocol.PLAINTEXT, SecurityProtocol.SASL_SSL], ids=lambda protocol: protocol.name
-)
 
 
 class Kept:

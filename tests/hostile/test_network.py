@@ -1,6 +1,7 @@
 """Clients that try to freeze the loop, to starve others or to fill the memory through the network layer.
 
-The server runs on the test's own loop: if a request is answered while another is under way, the loop turns.
+The server runs on the test's own loop: if a request is answered while another is under way, the loop turns. Bounds of
+memory hold over SASL_SSL too, where the transport decrypts and encrypts in between.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import uvloop
 from klamm.config import KafkaConfig
 from klamm.config.repository import usable, validate_broker_config
 from klamm.errors import ConfigError
-from klamm.model import EndPoint
+from klamm.model import EndPoint, SecurityProtocol
 from klamm.network import Plane, RequestContext, SocketServerConfig
 from klamm.network.connection import MAX_IN_FLIGHT
 from klamm.network.hoard import Hoard
@@ -46,6 +47,7 @@ from tests.unit.network.harness import (
     settled,
     until,
 )
+from tests.unit.network.secured_harness import SecuredServer, plain_and_secured
 
 
 def metadata_api(script: Callable[[RequestContext, MetadataRequest], Any] | None = None) -> ScriptedApi:
@@ -396,34 +398,37 @@ def test_a_broker_that_accepts_no_connections_does_not_start() -> None:
     KafkaConfig({"broker.id": "1", "max.connections.per.ip": "0", "max.connections.per.ip.overrides": "10.0.0.1:5"})
 
 
-def test_half_sent_requests_are_bounded_and_the_stalled_ones_go() -> None:
+@plain_and_secured
+def test_half_sent_requests_are_bounded_and_the_stalled_ones_go(protocol: SecurityProtocol) -> None:
     async def scenario() -> None:
         clock = ManualClock()
-        async with Server(metadata_api(), heartbeat_api(), clock=clock) as server:
-            channel = server.network.channel
+        async with SecuredServer(protocol, metadata_api(), clock=clock) as server:
+            channel, connections = server.network.channel, server.network.acceptors[0].processor.connections
             channel.unfinished = Hoard("unfinished requests", 2_000_000, clock.monotonic)
             whole = large_metadata(300_000)
-            half = len(whole) // 2
-            stalled = [await server.client() for _ in range(2)]
+            most = len(whole) - 1_000
+            stalled = [await server.user() for _ in range(2)]
             for client in stalled:
-                client.writer.write(whole[:half])
-                await until(lambda: channel.unfinished.total_bytes)
-            await until(lambda: channel.unfinished.total_bytes > 1_500_000)
+                client.writer.write(whole[:most])
+            # Bytes that arrive after the clock has moved would be activity.
+            await until(lambda: [connection.unfinished_bytes for connection in connections] == [most - 4] * 2)
+            assert 1_500_000 < channel.unfinished.total_bytes < 2_000_000
             clock.seconds += 2
-            active = [await server.client() for _ in range(3)]
+            active = [await server.user() for _ in range(3)]
             for client in active:
-                client.writer.write(whole[:half])
+                client.writer.write(whole[:most])
             await until(lambda: server.network.connection_count == 3)
             assert [await client.receive_end() for client in stalled] == [b"", b""]
             for client in active:
-                client.writer.write(whole[half:])
+                client.writer.write(whole[most:])
                 await client.receive()
             assert channel.unfinished.total_bytes == 0
 
     uvloop.run(scenario())
 
 
-def test_unread_responses_are_bounded_and_the_slow_readers_go() -> None:
+@plain_and_secured
+def test_unread_responses_are_bounded_and_the_slow_readers_go(protocol: SecurityProtocol) -> None:
     async def scenario() -> None:
         clock = ManualClock()
 
@@ -431,10 +436,10 @@ def test_unread_responses_are_bounded_and_the_slow_readers_go() -> None:
             nodes = [MetadataResponseBroker(node_id=n, host="h" * 30_000, port=1, rack=None) for n in range(700)]
             return MetadataResponse(brokers=nodes, cluster_id=None, controller_id=0, topics=())
 
-        async with Server(metadata_api(script), heartbeat_api(), clock=clock) as server:
-            channel = server.network.channel
+        async with SecuredServer(protocol, metadata_api(script), clock=clock) as server:
+            channel, connections = server.network.channel, server.network.acceptors[0].processor.connections
             channel.unread = Hoard("unread responses", 50_000_000, clock.monotonic)
-            slow = [await server.client() for _ in range(4)]
+            slow = [await server.user() for _ in range(4)]
             await until(lambda: server.network.connection_count == len(slow))
             for number, client in enumerate(slow, 1):
                 client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -445,19 +450,23 @@ def test_unread_responses_are_bounded_and_the_slow_readers_go() -> None:
                 await settled()
                 clock.seconds += 2
             await until(lambda: server.network.connection_count <= 2)
-            other = await server.client()
+            other = await server.user()
             await ping(other, 1)
             assert channel.unread.total_bytes <= 50_000_000
+            transports = [connection.transport for connection in connections]
+            buffered = sum(transport.get_write_buffer_size() for transport in transports if transport is not None)
+            assert 0 < buffered <= channel.unread.total_bytes, "the transports hold nothing that is not counted"
 
     uvloop.run(scenario())
 
 
-def test_a_large_request_is_not_received_while_the_queued_ones_fill_the_memory() -> None:
+@plain_and_secured
+def test_a_large_request_is_not_received_while_the_queued_ones_fill_the_memory(protocol: SecurityProtocol) -> None:
     async def scenario() -> None:
         config = SocketServerConfig(queued_max_request_bytes=100_000)
-        async with Server(metadata_api(), config=config, started=False) as server:
+        async with SecuredServer(protocol, metadata_api(), config=config, started=False) as server:
             server.accept_without_handlers()
-            first, second = await server.client(), await server.client()
+            first, second = await server.user(), await server.user()
             first.writer.write(large_metadata(50_000))
             await until(lambda: server.network.channel.memory_pool.is_depleted)
             second.writer.write(large_metadata(500_000))

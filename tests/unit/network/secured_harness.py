@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from cryptography.x509.oid import NameOID
 
 from klamm.clock import Clock
@@ -29,6 +30,10 @@ from tests.unit.security import sasl_peer
 AUTHORITY = Authority()
 BROKER = AUTHORITY.issue()
 CLIENT = AUTHORITY.issue((NameOID.ORGANIZATION_NAME, "klamm"), (NameOID.COMMON_NAME, "Alice"))
+
+plain_and_secured = pytest.mark.parametrize(
+    "protocol", [SecurityProtocol.PLAINTEXT, SecurityProtocol.SASL_SSL], ids=lambda protocol: protocol.name
+)
 
 
 def pair(issued: Issued) -> KeyPair:
