@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import itertools
 from base64 import b64encode
 from collections.abc import Callable
 from hashlib import sha256
@@ -23,6 +24,7 @@ from klamm.security.listener_security import ANONYMOUS
 from klamm.security.sasl.mechanisms import FOR_CLIENTS, KLAMM_PEER, OAUTHBEARER, PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
 from klamm.security.sasl.scram_credential import salted_password
 from tests.unit.security import sasl_peer
+from tests.unit.security.sasl_model import ModelledPeer, Step, login
 from tests.unit.security.sasl_peer import START_MS, Peer, client_of, unsigned_token
 
 GENERAL = "Authentication failed during authentication due to invalid credentials with SASL mechanism "
@@ -363,6 +365,7 @@ def test_other_mechanisms_are_out_of_place_without_sasl() -> None:
 
 # Fuzzing.
 
+USERS = st.sampled_from(["alice", "bob"])
 STEPS = st.one_of(
     st.tuples(st.just("handshake"), st.sampled_from([*FOR_CLIENTS, KLAMM_PEER, "GSSAPI", ""]), st.integers(0, 1)),
     st.tuples(
@@ -370,42 +373,67 @@ STEPS = st.one_of(
         st.one_of(st.binary(max_size=200), st.sampled_from([b"\0alice\0wrong", b"n,,n=alice,r=abc", b"n,,\x01\x01"])),
         st.integers(0, 2),
     ),
+    st.tuples(st.just("token"), USERS, st.integers(0, 2)),
     st.tuples(st.just("frame"), st.binary(max_size=60), st.just(0)),
-    st.tuples(st.sampled_from(["metadata", "versions", "wait"]), st.just(b""), st.just(0)),
+    st.tuples(st.sampled_from(["metadata", "versions", "wait", "expire"]), st.just(b""), st.just(0)),
 )
+LOGINS = st.builds(login, st.sampled_from([*FOR_CLIENTS, KLAMM_PEER]), USERS, st.integers(0, 1))
+WAIT: Step = ("wait", b"", 0)
+EXPIRE: Step = ("expire", b"", 0)
+METADATA: Step = ("metadata", b"", 0)
+
+
+def take_all(steps: list[Step], protocol: SecurityProtocol, max_reauth_ms: int) -> ModelledPeer:
+    """Take the steps until the broker closes the connection; after each, the gate must be as the model says."""
+    peer = ModelledPeer(protocol, max_reauth_ms)
+    peer.check()
+    for step in steps:
+        try:
+            peer.take(step)
+        except ProtocolError:
+            break
+        finally:
+            peer.check()
+    return peer
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(STEPS, max_size=12), st.sampled_from(list(SecurityProtocol)))
+@given(
+    st.lists(st.one_of(STEPS.map(lambda step: [step]), LOGINS), max_size=12).map(
+        lambda found: list(itertools.chain.from_iterable(found))
+    ),
+    st.sampled_from(list(SecurityProtocol)),
+    st.sampled_from([0, 5_000]),
+)
 def test_no_sequence_opens_a_gate_without_credentials(
-    steps: list[tuple[str, str | bytes, int]], protocol: SecurityProtocol
+    steps: list[Step], protocol: SecurityProtocol, max_reauth_ms: int
 ) -> None:
-    """Whatever a stranger sends: no principal, no broker id, no request beyond ApiVersions, no other exception."""
-    peer = Peer(protocol)
-    must_stay_closed = peer.gate.is_closed
-    for kind, argument, version in steps:
-        try:
-            match kind:
-                case "handshake":
-                    answer = peer.send(SaslHandshakeRequest(mechanism=str(argument)), version)
-                case "authenticate":
-                    answer = peer.send(SaslAuthenticateRequest(auth_bytes=bytes(argument)), version)  # type: ignore[arg-type]
-                case "frame":
-                    answer = peer.send_bytes(bytes(argument))  # type: ignore[arg-type]
-                    is_versions = bytes(argument)[:2] == b"\0\x12"  # type: ignore[arg-type]
-                    assert answer is not None or is_versions or not must_stay_closed
-                case "metadata":
-                    answer = peer.metadata()
-                    assert answer is not None or not must_stay_closed
-                case "versions":
-                    answer = peer.api_versions()
-                case _:
-                    peer.now_ms += 2_000
-                    continue
-        except ProtocolError:
-            break
-    assert peer.context.principal == ANONYMOUS and peer.context.peer_broker_id is None
-    assert peer.gate.is_closed or not must_stay_closed
+    """Whatever a peer sends: no principal, no broker id and no request beyond ApiVersions without the right tokens.
+
+    There is no other exception. Sessions end, are renewed, and end during an exchange or a proof of a broker.
+    """
+    take_all(steps, protocol, max_reauth_ms)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_open"),
+    [
+        (login(SCRAM_SHA_256), True),
+        ([*login(SCRAM_SHA_256), EXPIRE], False),
+        ([*login(SCRAM_SHA_256), EXPIRE, METADATA], False),
+        ([*login(PLAIN), WAIT, *login(PLAIN)], True),
+        ([*login(PLAIN), EXPIRE, *login(PLAIN, version=0)], True),
+        ([*login(PLAIN), WAIT, *login(PLAIN, "bob")], False),
+        ([*login(PLAIN), WAIT, *login(SCRAM_SHA_512)], False),
+        ([*login(OAUTHBEARER), *login(KLAMM_PEER)], True),
+        ([*login(PLAIN), *login(KLAMM_PEER)[:2], EXPIRE, *login(KLAMM_PEER)[2:]], False),
+        ([*login(PLAIN), WAIT, *login(PLAIN)[:1], EXPIRE, *login(PLAIN)[1:]], True),
+        ([*login(PLAIN), WAIT, *login(PLAIN)[:1], ("authenticate", b"\0alice\0wrong", 1)], False),
+    ],
+)
+def test_the_model_of_a_gate_reaches_sessions_and_proofs(steps: list[Step], is_open: bool) -> None:
+    """The states that the sequences above must meet."""
+    assert take_all(steps, SecurityProtocol.SASL_PLAINTEXT, 5_000).is_open == is_open
 
 
 def _read_by_schema(request: type[Message], frame: bytes, version: int) -> Any:
