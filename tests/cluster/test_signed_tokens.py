@@ -1,4 +1,4 @@
-"""OAUTHBEARER with keys from a file: signed tokens only, keys that are replaced while the broker runs, and counts."""
+"""OAUTHBEARER with keys from a file or an address: signed tokens only, keys that change while a broker runs, counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from klamm.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from klamm.security.client_security import ClientSecurity
 from klamm.security.sasl.token_source import unsecured_token
 from tests.support.raw_client import eventually
+from tests.support.scripted_http import response, scripted_http
 from tests.support.secured_cluster import SecuredCluster, secured_cluster
 
 
+def jwks_of(*keys: ECKey) -> str:
+    return json.dumps({"keys": [key.as_dict(private=False) for key in keys]})
+
+
 def write_keys(path: Path, *keys: ECKey) -> None:
-    path.write_text(json.dumps({"keys": [key.as_dict(private=False) for key in keys]}))
+    path.write_text(jwks_of(*keys))
 
 
 def token(key: ECKey, lifetime_s: int = 600) -> str:
@@ -97,3 +102,26 @@ def test_only_tokens_of_known_keys_are_accepted(tmp_path: Path) -> None:
         assert not is_accepted(cluster, token(first))
         assert token(first)[:40] not in cluster.brokers[0].log
         refuse_without_certificate(cluster)
+
+
+def test_a_running_broker_reads_its_keys_from_an_address(tmp_path: Path) -> None:
+    """It starts without keys if the address does not answer, and reads them again and again."""
+    first, second = (ECKey.generate_key("P-256", {"kid": name}, private=True) for name in ("first", "second"))
+    with scripted_http() as issuer:
+        issuer.answer = response(b"", "503 Unavailable")
+        settings = {
+            "klamm.sasl.oauthbearer.unsecured.tokens": "false",
+            "sasl.oauthbearer.jwks.endpoint.url": issuer.url,
+            "sasl.oauthbearer.jwks.endpoint.refresh.ms": 200,
+        }
+        with secured_cluster(tmp_path, extra=settings) as cluster:
+            eventually(lambda: bool(issuer.requests), "the keys were never requested")
+            assert not is_accepted(cluster, token(first)), "without keys no token is accepted"
+            issuer.answer = response(jwks_of(first).encode())
+            eventually(lambda: is_accepted(cluster, token(first)), "the keys were never loaded")
+            assert not is_accepted(cluster, token(second))
+            issuer.answer = response(jwks_of(second).encode())
+            eventually(lambda: is_accepted(cluster, token(second)), "the new key was never loaded")
+            assert not is_accepted(cluster, token(first))
+            issuer.close()
+            assert is_accepted(cluster, token(second)), "an issuer that is gone leaves the keys in use"

@@ -141,6 +141,27 @@ def test_a_forged_follower_does_not_move_the_high_watermark(strict: OneBroker, v
         assert log.high_watermark == 1, "the follower itself acknowledges the record"
 
 
+@pytest.mark.parametrize("version", [4, 12])
+def test_a_forged_follower_does_not_acknowledge_a_record(strict: OneBroker, version: int) -> None:
+    """A producer with acks=all waits for the follower itself."""
+    strict.lead("t", isr=(1, 2), replicas=(1, 2))
+    data = PartitionProduceData(index=0, records=batch(b"one"))
+    sent = [TopicProduceData(name="t", partition_data=[data])]
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=60_000, topic_data=sent)
+    acknowledged = strict.begin(produce.API, request, 9)
+    strict.spin()
+    log = strict.broker.replicas.partitions[TopicPartition("t", 0)].log
+    assert log is not None and log.log_end_offset == 1
+    for peer in (None, 3):
+        for offset in (1, 2**62):
+            assert not ask(strict, "Fetch", fetch(2, version, offset), version, peer).responses
+            strict.spin()
+            assert not acknowledged.done()
+    ask(strict, "Fetch", fetch(2, version, 1), version, peer=2)
+    response = strict.run(acknowledged)
+    assert response.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+
+
 def test_a_consumer_needs_no_proof(strict: OneBroker) -> None:
     strict.lead("t")
     response = ask(strict, "Fetch", fetch(-1, 12, 0), 12, peer=None)
