@@ -12,15 +12,17 @@ from typing import Any, Final
 from klamm.errors import ConfigError
 from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint
+from klamm.network.accept_loop import AcceptLoop
 from klamm.network.connection import Connection
 from klamm.network.connection_quotas import Admission, ConnectionQuotas
-from klamm.network.listening import bind_sockets
+from klamm.network.listening import OwnNetwork, bind_sockets
 from klamm.network.processor import Processor
 from klamm.network.tls_handshakes import TlsHandshakes
 
 OS_DEFAULT: Final = -1
 """The socket buffer size that leaves the choice to the system."""
 MAX_CONNECTION_INDEX: Final = 2**31 - 1
+_log = logging.getLogger(__name__)
 
 
 class Acceptor:
@@ -60,6 +62,8 @@ class Acceptor:
         """All connections of the listener, also those that wait for admission."""
         self._next_index = 0
         self._handshakes = TlsHandshakes(processor.environment, self.new_connection)
+        self._accept_loop = AcceptLoop(processor.environment.loop, self._open)
+        self._opening: dict[asyncio.Task[None], None] = {}
         prefix = "ControlPlane" if processor.is_control_plane else ""
         tags = {"listener": endpoint.listener}
         name = f"{prefix}AcceptorBlockedPercent"
@@ -74,9 +78,11 @@ class Acceptor:
                 self.port = sock.getsockname()[1]
                 if self.processor.environment.security.has_tls:
                     self._handshakes.listen(sock, self._backlog)
-                    continue
-                server = await loop.create_server(self.new_connection, sock=sock, backlog=self._backlog)
-                self._servers.append(server)
+                elif isinstance(loop, OwnNetwork):
+                    server = await loop.create_server(self.new_connection, sock=sock, backlog=self._backlog)
+                    self._servers.append(server)
+                else:
+                    self._accept_loop.listen(sock, self._backlog)
         except OSError as error:
             where = f"{endpoint.host}:{endpoint.port}"
             raise ConfigError(f"listener {endpoint.listener} cannot be bound to {where}: {error.strerror}") from error
@@ -85,10 +91,24 @@ class Acceptor:
         """Make the protocol of a connection that a transport is about to open."""
         return Connection(self.processor.environment, self._on_connection, self._on_connection_lost)
 
+    def _open(self, sock: socket.socket) -> None:
+        task = self.processor.environment.loop.create_task(self._connect(sock), name="accept")
+        self._opening[task] = None
+        task.add_done_callback(self._opening.pop)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        """Give an accepted socket a transport, which makes its connection."""
+        try:
+            await self.processor.environment.loop.connect_accepted_socket(self.new_connection, sock)
+        except OSError as error:
+            _log.info("Opening an accepted connection failed: %s", error)
+            sock.close()
+
     @property
     def sockets(self) -> list[socket.socket]:
         """The listening sockets."""
-        return [*self._handshakes.sockets, *(sock for server in self._servers for sock in server.sockets)]
+        simulated = [sock for server in self._servers for sock in server.sockets]
+        return [*self._handshakes.sockets, *self._accept_loop.sockets, *simulated]
 
     def start_processing(self) -> None:
         self._is_started = True
@@ -179,12 +199,15 @@ class Acceptor:
     def close(self) -> None:
         """Stop listening; connections stay open."""
         self._handshakes.close()
+        self._accept_loop.close()
         for server in self._servers:
             server.close()
 
     async def shutdown(self) -> None:
         self.close()
         self._is_started = False
+        for task in self._opening:
+            task.cancel()
         self._waiting_brokers.clear()
         self._waiting_clients.clear()
         for connection in list(self.open):

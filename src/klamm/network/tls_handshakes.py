@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 from collections.abc import Callable
 from typing import Any, Final
 
+from klamm.network.accept_loop import AcceptLoop
 from klamm.network.connection import Connection
 from klamm.network.connection_environment import ConnectionEnvironment
 from klamm.network.muting import AUTHENTICATION
 from klamm.security.tls.handshake_errors import explained, hide_handshake_errors, is_failed_authentication
 
-ACCEPTED_AT_ONCE: Final = 64
-"""Connections that are accepted before the loop serves others."""
-PAUSE_S: Final = 1.0
-"""How long a listener rests if the process has no more file descriptors, as in asyncio."""
 SHUTDOWN_S: Final = 5.0
 """How long a closing connection waits until its peer closes TLS too."""
-_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger(__name__)
 
 
@@ -83,42 +78,24 @@ class TlsHandshakes:
         self._environment = environment
         self._loop = environment.loop
         self._new_connection = new_connection
-        self.sockets: list[socket.socket] = []
-        """The listening sockets."""
+        self._accept_loop = AcceptLoop(environment.loop, self._open)
 
     def listen(self, sock: socket.socket, backlog: int) -> None:
         hide_handshake_errors(self._loop)
-        sock.listen(backlog)
-        self.sockets.append(sock)
-        self._loop.add_reader(sock, self._accept, sock)
+        self._accept_loop.listen(sock, backlog)
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The listening sockets."""
+        return self._accept_loop.sockets
 
     def close(self) -> None:
         """Stop listening; connections stay open."""
-        for sock in self.sockets:
-            self._loop.remove_reader(sock)
-            sock.close()
-        self.sockets.clear()
+        self._accept_loop.close()
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                sock, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                _log.warning("Accepting connections pauses for %g s: %s", PAUSE_S, error.strerror)
-                self._loop.remove_reader(listening)
-                self._loop.call_later(PAUSE_S, self._resume, listening)
-                return
-            sock.setblocking(False)
-            connection = self._new_connection()
-            connection.connection_made(AcceptedSocket(sock, connection, self._loop))
-
-    def _resume(self, listening: socket.socket) -> None:
-        if listening in self.sockets:
-            self._loop.add_reader(listening, self._accept, listening)
+    def _open(self, sock: socket.socket) -> None:
+        connection = self._new_connection()
+        connection.connection_made(AcceptedSocket(sock, connection, self._loop))
 
     def begin(self, connection: Connection) -> None:
         """Encrypt a connection that was admitted."""

@@ -1,0 +1,78 @@
+"""Connections that come in numbers do not keep the loop from others, and those that were left cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from klamm.network.accept_loop import ACCEPTED_AT_ONCE, OPENED_AT_ONCE, AcceptLoop
+from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, until
+
+Run = Callable[[Any], None]
+
+LEFT = 2 * ACCEPTED_AT_ONCE + 10
+COMING = 4 * OPENED_AT_ONCE + 5
+
+
+@both_loops
+def test_nothing_is_made_for_a_connection_whose_peer_has_left(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api()) as server:
+            acceptor = server.network.acceptors[0]
+            for _ in range(LEFT):
+                socket.create_connection(("127.0.0.1", acceptor.port)).close()  # The loop has not accepted it yet.
+            client = await server.client()
+            client.send(heartbeat(7))
+            assert (await client.receive_heartbeat())[1] == 7
+            assert [connection.index for connection in acceptor.open] == [0]
+
+    run(scenario())
+
+
+@both_loops
+def test_a_request_that_was_sent_before_its_peer_left_is_handled(run: Run) -> None:
+    async def scenario() -> None:
+        api = heartbeat_api()
+        async with Server(api) as server:
+            with socket.create_connection(("127.0.0.1", server.network.acceptors[0].port)) as client:
+                client.sendall(frame(heartbeat(7), 1))
+            await until(lambda: len(api.asked) == 1)
+
+    run(scenario())
+
+
+@both_loops
+def test_a_burst_of_connections_is_opened_over_many_turns(run: Run) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        turn = 0
+        turns: Counter[int] = Counter()
+        opened: list[socket.socket] = []
+
+        def count_turn() -> None:
+            nonlocal turn
+            turn += 1
+            if len(opened) < COMING:
+                loop.call_soon(count_turn)
+
+        def open_socket(sock: socket.socket) -> None:
+            opened.append(sock)
+            turns[turn] += 1
+
+        accept_loop = AcceptLoop(loop, open_socket)
+        listening = socket.socket()
+        listening.setblocking(False)
+        listening.bind(("127.0.0.1", 0))
+        accept_loop.listen(listening, COMING)
+        clients = [socket.create_connection(listening.getsockname()) for _ in range(COMING)]
+        count_turn()
+        await until(lambda: len(opened) == COMING)
+        accept_loop.close()
+        for sock in [*clients, *opened]:
+            sock.close()
+        assert max(turns.values()) == OPENED_AT_ONCE
+
+    run(scenario())
