@@ -151,9 +151,11 @@ class Server:
         for acceptor in self.network.acceptors:
             acceptor.start_processing()
 
-    async def client(self, listener: str | None = None, *, address: str = "127.0.0.1") -> RawClient:
+    async def client(self, listener: str | None = None, *, address: str | None = None) -> RawClient:
+        """Connect, from `address` if it is given."""
         port = self.port if listener is None else self.network.bound_port(listener)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        local = None if address is None else (address, 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=local)
         self._clients.append(RawClient(reader, writer))
         return self._clients[-1]
 
