@@ -140,7 +140,7 @@ def decode_in_slices(
 
 
 def encode_in_slices(msg: Message, version: int, held: Held | None = None) -> Generator[None, None, list[BytesLike]]:
-    """Like `encode`, but yields after one or two milliseconds of work. `held` receives the lists of the message."""
+    """Like `encode`, but yields after less than a millisecond of work. `held` receives the lists of the message."""
     encoder = msg.SLICED_ENCODERS.get(version)
     if encoder is None:
         if version not in msg.VERSIONS:

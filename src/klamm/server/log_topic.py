@@ -147,9 +147,9 @@ class LogTopicWriter:
         if self._pending is None:
             await self._fill(broker)
             self._pending = await self._next_batch()
+            if self._pending is None:
+                return False
             await asyncio.sleep(0)  # the last step of the batch and its append would be one long turn
-        if self._pending is None:
-            return False
         state = broker.metadata.partition(*self._topic.partition)
         if state is None:
             await self._create(broker)

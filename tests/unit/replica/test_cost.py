@@ -406,7 +406,7 @@ class TestSlices:
     def test_the_loop_runs_while_many_replicas_are_stopped(
         self, sliced: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(state_change, "STOPS", 2)
+        monkeypatch.setattr(state_change, "STOPS", 5)
         sliced.run(sliced.leader_and_isr({"t": range(MANY)}, **STATE))  # type: ignore[arg-type]
         reported: list[int] = []
         sliced.broker.replicas.leadership_listeners.append(lambda led, followed: reported.append(len(followed)))
@@ -427,7 +427,7 @@ class TestSlices:
             assert not again.done()
             sliced.spin()
         assert len(seen) > 1 and seen == sorted(seen, reverse=True)
-        assert sum(reported) == MANY and max(reported) == 2
+        assert sum(reported) == MANY and max(reported) == 5
         assert [error.error_code for error in answer.result().partition_errors] == [0] * MANY
         sliced.run(again)
         assert len(sliced.broker.replicas.partitions) == len(sliced.broker.logs.logs) == 1
