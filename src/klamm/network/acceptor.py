@@ -119,8 +119,7 @@ class Acceptor:
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
         self.open[connection] = None
         self._identify(connection, transport)
-        is_broker = self._quotas.is_broker_address(connection.context.client_host)
-        line = self._waiting_brokers if is_broker else self._waiting_clients
+        line = self._line_of(connection)
         if line or not self._try_admit(connection):
             self._wait(connection, line)
 
@@ -137,6 +136,19 @@ class Acceptor:
         self._admit_from(self._waiting_clients)
         if not self._waiting_brokers and not self._waiting_clients:
             self._blocked.end()
+
+    def sort_waiting(self) -> None:
+        """Assign waiting connections to their lines again after the addresses of brokers have changed; admit some."""
+        waiting = (*self._waiting_brokers, *self._waiting_clients)
+        self._waiting_brokers.clear()
+        self._waiting_clients.clear()
+        for connection in waiting:
+            self._line_of(connection).append(connection)
+        self.admit_waiting()
+
+    def _line_of(self, connection: Connection) -> deque[Connection]:
+        is_broker = self._quotas.is_broker_address(connection.context.client_host)
+        return self._waiting_brokers if is_broker else self._waiting_clients
 
     def _admit_from(self, line: deque[Connection]) -> None:
         while line and self._is_started:

@@ -221,6 +221,11 @@ class SocketServer:
         self.quotas.limits = limits
         self._on_connection_room()
 
+    def on_broker_addresses(self) -> None:
+        """Apply changed addresses of brokers to the connections that wait for admission."""
+        for acceptor in self.acceptors:
+            acceptor.sort_waiting()
+
     def _evict_for(self, listener: str) -> None:
         """Close the least recently used connection of another listener, in favour of one on a protected listener."""
         oldest = [a.processor.least_recently_used() for a in self.acceptors if a.endpoint.listener != listener]

@@ -13,9 +13,11 @@ from klamm.controller.events import Startup
 from klamm.controller.replies import BrokerRegistration
 from klamm.errors import ErrorCode, KlammError
 from klamm.metadata import MetadataCache
-from klamm.model import NO_LEADER, EndPoint
+from klamm.model import NO_LEADER, BrokerEndPoints, EndPoint
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import decode_broker
+from klamm.zk.model.znodes import ZnodeFormatError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,19 @@ async def register(handle: ControllerHandle, wait_ms: int = 0) -> BrokerRegistra
         await asyncio.sleep(RETRY_S)
         registration = await handle.submit(Startup())
     return registration
+
+
+async def registered_brokers(zk: ZkSession) -> list[BrokerEndPoints]:
+    """Return the brokers in ZooKeeper. A registration that cannot be read is left out; the controller logs it."""
+    names = await zk.get_children(paths.BROKER_IDS)
+    ids = sorted(number for name in names if (number := paths.number_of(name)) is not None)
+    brokers = []
+    for broker_id, found in zip(ids, await zk.read_many(map(paths.broker_path, ids)), strict=True):
+        if found is not None:
+            data, stat = found
+            with contextlib.suppress(ZnodeFormatError):
+                brokers.append(decode_broker(broker_id, data, stat.czxid).broker)
+    return brokers
 
 
 async def until_known(

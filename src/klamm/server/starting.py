@@ -27,6 +27,7 @@ from klamm.log.files import OsFiles
 from klamm.log.log_manager import LogLimits
 from klamm.metrics.http import MetricsServer
 from klamm.model import EndPoint
+from klamm.network.connection_quotas import ConnectionLimits
 from klamm.network.socket_server import SocketServer
 from klamm.security.acl.authorizer import AclAuthorizer
 from klamm.server import collector, file_limit, identity, periodic_tasks, registration, settings
@@ -97,7 +98,7 @@ class Starting:
         metrics = await self._serve_metrics(broker, security)
         ending.add(partial(_stop_controller, parts.controller, coordination, session_timeout_ms))
         ending.add(self._tasks.stop)
-        sockets = self._make_sockets(broker, security)
+        sockets = self._make_sockets(broker, security, await self._broker_addresses(broker))
         sockets.number_connections(parts.connections)
         ending.add(sockets.shutdown)
         clients = self._connect_parts(parts)
@@ -232,14 +233,22 @@ class Starting:
             broker.configs.settle("klamm.metrics.port", str(server.port))
         return server
 
-    def _make_sockets(self, broker: Broker, security: BrokerSecurity) -> SocketServer:
+    async def _broker_addresses(self, broker: Broker) -> BrokerAddresses:
+        """Return the addresses that have a reserve. If there are limits, registered brokers have one from the start."""
+        spawn, resolve = self._tasks.spawn, self._environment.resolve
+        addresses = BrokerAddresses(broker.config.advertised_endpoints, broker.metadata, spawn, resolve)
+        if settings.connection_limits(broker.config) != ConnectionLimits():
+            read = partial(registration.registered_brokers, broker.zk)
+            await addresses.read_registrations(read)
+            spawn(addresses.follow_registrations(read))
+        if resolve is not None:
+            spawn(addresses.resolve_periodically())
+        return addresses
+
+    def _make_sockets(self, broker: Broker, security: BrokerSecurity, addresses: BrokerAddresses) -> SocketServer:
         config = broker.config
         for source in security.mechanisms.key_sources:
             self._tasks.spawn(refresh_keys(source))
-        resolve = self._environment.resolve
-        addresses = BrokerAddresses(config.advertised_endpoints, broker.metadata, self._tasks.spawn, resolve)
-        if resolve is not None:
-            self._tasks.spawn(addresses.resolve_periodically())
         sockets = SocketServer(
             config.endpoints,
             bind(apis.ALL, broker),
@@ -250,6 +259,7 @@ class Starting:
             is_broker_address=addresses.includes,
             client_quotas=broker.quotas,
         )
+        addresses.on_change = sockets.on_broker_addresses
         sockets.handler_pool.on_failed = self._control_log.on_failed_request
         return sockets
 

@@ -18,6 +18,7 @@ from klamm.controller.config import ControllerConfig
 from klamm.controller.controller_runner import ControllerRunner
 from klamm.errors import KlammError
 from klamm.log import names
+from klamm.model import BrokerEndPoints, EndPoint
 from klamm.network.slice_passes import SlicePasses
 from klamm.server import assembly, collector, starting
 from klamm.server.background_tasks import BackgroundTasks
@@ -27,6 +28,8 @@ from klamm.server.environment import Environment
 from klamm.server.kafka_server import KafkaServer
 from klamm.server.running import Running
 from klamm.zk.model import paths
+from klamm.zk.model.broker_znode import encode_broker
+from klamm.zk.model.znodes import encode_controller
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.raw_client import TIMEOUT_S
 
@@ -148,6 +151,43 @@ def test_a_broker_that_stops_is_not_ready(
         (b"HTTP/1.1 200 OK", b"ok\n"),
         (b"HTTP/1.1 503 Service Unavailable", b"The broker is stopping.\n"),
     ]
+
+
+def test_a_starting_broker_resolves_the_hosts_of_registered_brokers(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeperThread
+) -> None:
+    """The controller, which is another broker, has not sent the brokers yet: they are in ZooKeeper only."""
+    client = KazooClient(str(zookeeper.address))
+    client.start(TIMEOUT_S)
+    registered = BrokerEndPoints(2, (EndPoint("PLAINTEXT", "b.example", 9092),))
+    client.create(paths.broker_path(2), encode_broker(registered, 0), ephemeral=True, makepath=True)
+    client.create(paths.broker_path(3), b"damaged", ephemeral=True)
+    client.create(paths.CONTROLLER, encode_controller(2, 0), ephemeral=True)
+
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        async def resolve(host: str) -> frozenset[str]:
+            assert host == "b.example"
+            asked.set()
+            return frozenset({"127.0.0.2"})
+
+        limited = {"max.connections": "1", "controlled.shutdown.enable": "false"}
+        server = KafkaServer(config(tmp_path, zookeeper).with_static(limited), Environment(resolve=resolve))
+        starting_up = asyncio.ensure_future(server.start())
+        try:
+            await asyncio.wait_for(asked.wait(), TIMEOUT_S)
+            assert not starting_up.done()
+        finally:
+            starting_up.cancel()
+            await asyncio.wait({starting_up})
+            await server.stop()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        client.stop()
+        client.close()
 
 
 class Unreachable(Coordination):
