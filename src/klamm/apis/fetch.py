@@ -94,7 +94,7 @@ def _converted_in_slices(broker: Broker, version: int, req: FetchRequest, answer
 
 
 def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> Answer:
-    opening = open_context(broker, ctx.api_version, req, is_follower=_is_follower(broker, ctx, req))
+    opening = open_context(broker, ctx.api_version, req, partial(_is_follower, broker, ctx, req))
     try:
         next(opening)
     except StopIteration as done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice, pairwise
 from typing import Final, TypeVar
 from uuid import UUID
@@ -107,11 +107,12 @@ class FetchContext:
 
 
 def open_context(
-    broker: Broker, version: int, req: FetchRequest, *, is_follower: bool
+    broker: Broker, version: int, req: FetchRequest, is_follower: Callable[[], bool]
 ) -> Generator[None, None, FetchContext | ErrorCode]:
     """Return the request's partitions. The epoch decides whether the session is created, resumed or closed.
 
-    A session of a follower takes the place of a consumer's if there are too many.
+    A session of a follower takes the place of a consumer's if there are too many. `is_follower` is called only for a
+    new session.
     A request of few partitions, with a session in which little changed, takes one step.
     """
     sessions = broker.fetch_sessions
@@ -124,7 +125,7 @@ def open_context(
     if req.session_epoch == FINAL_EPOCH or not 0 < count <= MAX_SESSION_PARTITIONS:
         return (yield from _without_session(broker, req, uses_ids))
     created = sessions.create(
-        is_privileged=is_follower,
+        is_privileged=is_follower(),
         uses_topic_ids=uses_ids,
         partition_count=count,
         size_bytes=size_bytes,

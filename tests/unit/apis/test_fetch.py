@@ -9,6 +9,7 @@ import pytest
 from kafka.record.memory_records import MemoryRecords
 
 from klamm.apis import fetch, produce
+from klamm.apis.access import may_on_cluster
 from klamm.errors import ErrorCode
 from klamm.log import append_as_leader
 from klamm.log.log_config import LogConfig
@@ -502,6 +503,24 @@ class TestSessions:
         asked = request({0: 0}, session_epoch=0, replica_id=2)
         assert one.ask(fetch.API, asked, 12).session_id > 0
         assert sorted(session.is_privileged for session in one.broker.fetch_sessions) == [False, True]
+
+    def test_the_rights_of_a_follower_are_decided_once_per_session(
+        self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        decided: list[bool] = []
+
+        def counted(*args: Any, **options: Any) -> bool:
+            decided.append(may_on_cluster(*args, **options))
+            return decided[-1]
+
+        monkeypatch.setattr(fetch, "may_on_cluster", counted)
+        one.lead("t", 2, topic_id=ID, replicas=(1, 2), isr=(1, 2))
+        session_id = one.ask(fetch.API, request({0: 0}, session_epoch=0, replica_id=2), 12).session_id
+        assert session_id > 0 and decided == [True]
+        for epoch in (1, 2):
+            again = request({}, session_id=session_id, session_epoch=epoch, replica_id=2)
+            assert one.ask(fetch.API, again, 12).error_code == 0
+        assert decided == [True]
 
     def test_a_consumer_that_sends_the_field_of_followers_is_a_consumer(self, one: OneBroker) -> None:
         one.lead("t", topic_id=ID)
