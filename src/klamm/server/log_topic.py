@@ -21,7 +21,7 @@ from klamm.client.patience import CONTROL_LOG, CONTROL_LOG_END
 from klamm.config import KafkaConfig
 from klamm.controller.events import CreatableTopic
 from klamm.errors import ErrorCode
-from klamm.log.producer_state import AppendOrigin
+from klamm.log import AppendOrigin, Log
 from klamm.metadata import PartitionState
 from klamm.model import EndPoint, TopicPartition
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -199,8 +199,7 @@ class LogTopicWriter:
     async def _append(self, broker: Broker, state: PartitionState, batch: bytes) -> ErrorCode:
         if state.leader == broker.id:
             tp = self._topic.partition
-            # Not as a client: parsing 500 records that were just encoded would take up to a millisecond.
-            results = append_records(broker.replicas, -1, True, AppendOrigin.COORDINATOR, {tp: batch}, _TIMEOUT_MS)
+            results = append_records(broker.replicas, -1, True, _origin(broker, tp), {tp: batch}, _TIMEOUT_MS)
             return ErrorCode((await results if isinstance(results, asyncio.Future) else results)[tp].error)
         endpoint = broker.metadata.endpoint(state.leader, broker.config.inter_broker_listener)
         if endpoint is None:
@@ -249,3 +248,14 @@ class LogTopicWriter:
             return
         topic = self._topic.make(broker.config, min(replicas, alive))
         await create_missing(broker, [self._topic.name], lambda _: topic)
+
+
+def _origin(broker: Broker, tp: TopicPartition) -> AppendOrigin:
+    """Return the origin of batches for a topic that this broker leads.
+
+    As a client only if the topic is compacted: then every record needs a key, and some have none. Otherwise, parsing
+    500 records that were just encoded would take up to a millisecond for nothing.
+    """
+    led = broker.replicas.leader_log(tp)
+    is_compacted = isinstance(led, Log) and led.config.is_compacted
+    return AppendOrigin.CLIENT if is_compacted else AppendOrigin.COORDINATOR

@@ -14,6 +14,7 @@ import pytest
 from klamm.control_log.records import ControllerChanged
 from klamm.controller.events import CreateTopics
 from klamm.errors import ErrorCode
+from klamm.log.log_config import LogConfig
 from klamm.log.results import ReadResult
 from klamm.metrics import Gauge
 from klamm.model import CONTROL_LOG_TOPIC, TopicPartition
@@ -133,6 +134,16 @@ def test_while_nothing_can_be_written_the_oldest_are_dropped_and_counted(it: Rec
     it.one.lead(CONTROL_LOG_TOPIC)
     it.until(lambda: len([r for r in it.written() if r["kind"] == "controller_changed"]) == 50)
     assert [r["sequence"] for r in it.written() if r["loop"] == "control"] == list(range(951, 1001))
+
+
+def test_a_compacted_topic_refuses_records_without_a_key_of_its_leader_too(it: Recording) -> None:
+    """The records of other brokers come as Produce requests and are checked like those of every client."""
+    it.one.topic_configs[CONTROL_LOG_TOPIC] = LogConfig.from_properties({"cleanup.policy": "compact"})
+    it.one.lead(CONTROL_LOG_TOPIC)
+    it.writer.of_control_loop.record(ControllerChanged(1, 1))
+    it.until(lambda: it.writer.dropped > 0 and it.buffered() == 0)
+    it.stop()
+    assert {"controller_changed", "metadata_applied"}.isdisjoint(record["kind"] for record in it.written())
 
 
 def test_a_log_that_is_off_records_nothing(tmp_path: Path) -> None:
