@@ -192,8 +192,8 @@ def _checked_broker(broker: Broker, name: str, change: Change) -> Change:
         after = change(dict(before))
         new = {key: value for key, value in after.items() if before.get(key) != value}
         problem = validate_broker_config(broker.config, new, per_broker=bool(name), current=before)
-        if problem is None and name:
-            problem = broker.configs.file_problem(new)
+        if problem is None:
+            problem = broker.configs.file_problem(name or DEFAULT_BROKER, before, after)
         if problem is not None:
             raise ApiError(ErrorCode.INVALID_REQUEST, problem)
         return after

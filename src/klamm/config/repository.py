@@ -129,12 +129,16 @@ class ConfigRepository:
             self._rebuild()
         return changed
 
-    def file_problem(self, overrides: Mapping[str, str]) -> str | None:
-        """Return why the files that these dynamic settings of this broker name cannot be used; None if they can."""
-        if not any((key := broker_key(name)) is not None and key.name in LISTENER_KEYS for name in overrides):
+    def file_problem(self, name: str, before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
+        """Return why this broker cannot secure its listeners after a change of its settings or of `<default>`.
+
+        None if it can. The complete result is checked: without a removed setting, another one may come into effect.
+        """
+        if not _concern_listeners(before.items() ^ after.items()):
             return None
+        dynamic = {**after, **self._own} if name == DEFAULT_BROKER else {**self._default, **after}
         try:
-            self.check(self._config.with_dynamic({**self._dynamic, **overrides}))
+            self.check(self._config.with_dynamic(usable(self._config, dynamic)))
         except ConfigError as error:
             return str(error)
         return None
@@ -152,9 +156,12 @@ class ConfigRepository:
         for keys, reconfigure in self._reconfigurables:
             if keys & changed:
                 reconfigure(old, new)
-        touched = {name for name, _ in before.items() ^ self._dynamic.items()}
-        if any((key := broker_key(name)) is not None and key.name in LISTENER_KEYS for name in touched):
+        if _concern_listeners(before.items() ^ self._dynamic.items()):
             self.reload_files()
+
+
+def _concern_listeners(settings: Iterable[tuple[str, str]]) -> bool:
+    return any((key := broker_key(name)) is not None and key.name in LISTENER_KEYS for name, _ in settings)
 
 
 def _log_changes(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from klamm.errors import ErrorCode
 from klamm.protocol.messages import alter_configs as full
 from klamm.protocol.messages import describe_configs as described
 from klamm.protocol.messages import incremental_alter_configs as incremental
+from klamm.security.secret import Secret
+from klamm.server.broker_security import BrokerSecurity
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Create
 from klamm.zk.server.main import EmbeddedZooKeeperThread
+from tests.support.certificates import write_tls_files
 from tests.support.one_broker import OneBroker
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
@@ -37,8 +41,14 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
+    with one_broker(tmp_path, zookeeper, {"num.io.threads": "4", "log.retention.hours": "2"}) as broker:
+        yield broker
+
+
+@contextmanager
+def one_broker(tmp_path: Path, zookeeper: str, settings: Mapping[str, str]) -> Iterator[OneBroker]:
     """Broker 1 with the topic `orders`, in a ZooKeeper tree of its own."""
-    broker = OneBroker(tmp_path, {"num.io.threads": "4", "log.retention.hours": "2"})
+    broker = OneBroker(tmp_path, settings)
     session = ZkSession(f"{zookeeper}/{tmp_path.name}", 30_000)
 
     async def connect() -> None:
@@ -271,6 +281,42 @@ class TestAlter:
     def test_refused(self, one: OneBroker, kind: int, values: dict[str, str | None], code: int) -> None:
         error, message = replace(one, kind, "orders" if kind == TOPIC else "1", values)
         assert error == code and message
+
+
+class TestClientCertificates:
+    """A listener beyond loopback requires certificates of its clients, by its own key or by that of the broker."""
+
+    OWN = "listener.name.ssl.ssl.client.auth"
+
+    @pytest.fixture
+    def secured(self, tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
+        settings = {
+            "listeners": "SSL://:0",
+            "advertised.listeners": "SSL://localhost:0",
+            "security.inter.broker.protocol": "SSL",
+            "ssl.client.auth": "required",
+            **{name: str(value) for name, value in write_tls_files(tmp_path, "PEM").settings().items()},
+        }
+        with one_broker(tmp_path, zookeeper, settings) as broker:
+            BrokerSecurity(broker.broker.configs, 1, "cluster", Secret("the secret."))
+            assert change(broker, BROKER, "1", (self.OWN, SET, "required")) == (0, None)
+            assert change(broker, BROKER, "1", ("ssl.client.auth", SET, "none")) == (0, None)
+            yield broker
+
+    @pytest.mark.parametrize("validate_only", [False, True])
+    def test_the_key_of_the_listener_is_not_deleted(self, secured: OneBroker, validate_only: bool) -> None:
+        code, message = change(secured, BROKER, "1", (self.OWN, DELETE, None), validate_only=validate_only)
+        assert code == 42 and "without authentication on every address" in (message or "")
+        assert stored(secured, "brokers", "1") == {self.OWN: "required", "ssl.client.auth": "none"}
+
+    def test_the_key_of_the_listener_is_not_left_out(self, secured: OneBroker) -> None:
+        code, message = replace(secured, BROKER, "1", {"ssl.client.auth": "none"})
+        assert code == 42 and "without authentication on every address" in (message or "")
+        assert stored(secured, "brokers", "1") == {self.OWN: "required", "ssl.client.auth": "none"}
+
+    def test_both_keys_are_removed_at_once(self, secured: OneBroker) -> None:
+        assert replace(secured, BROKER, "1", {}) == (0, None)
+        assert secured.broker.config.ssl_client_auth == "required"
 
 
 class TestListener:

@@ -169,7 +169,7 @@ def test_a_change_does_not_open_a_listener_to_other_machines(
     configs = repository("")
     made = secured(configs)
     for value in ("none", "requested"):
-        assert "without authentication on every address" in (configs.file_problem({key: value}) or "")
+        assert "without authentication on every address" in (configs.file_problem("5", {}, {key: value}) or "")
     configs.set_broker("5", {key: "none"})  # written to ZooKeeper by another tool
     context = made.listeners["SSL"].context
     assert context is not None and context.verify_mode == ssl.CERT_REQUIRED
@@ -178,7 +178,7 @@ def test_a_change_does_not_open_a_listener_to_other_machines(
         secured(configs)
     for allowed in (repository("localhost"), repository("", **{"klamm.allow.unauthenticated.listeners": "true"})):
         other = secured(allowed)
-        assert allowed.file_problem({key: "none"}) is None
+        assert allowed.file_problem("5", {}, {key: "none"}) is None
         allowed.set_broker("5", {key: "none"})
         context = other.listeners["SSL"].context
         assert context is not None and context.verify_mode == ssl.CERT_NONE
@@ -195,7 +195,8 @@ def test_the_metrics_endpoint_uses_a_new_certificate(
     endpoint, scraper = made.metrics_context(), client_context(TlsSettings(trusted=files.ca.read_bytes()))
     first, good = certificate_of(scraper, endpoint), files.broker.read_bytes()
     files.broker.write_bytes(good[: len(good) // 2])
-    assert "cannot be used" in (configs.file_problem({"ssl.keystore.location": str(files.broker)}) or "")
+    named_again = {"ssl.keystore.location": str(files.broker)}
+    assert "cannot be used" in (configs.file_problem("5", {}, named_again) or "")
     configs.reload_files()
     assert certificate_of(scraper, endpoint) == first and "New certificates are not used" in caplog.text
     files.broker.write_bytes(files.new_keystore())
