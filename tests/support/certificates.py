@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -24,13 +24,14 @@ _YEAR = datetime.timedelta(days=365)
 _DAY = datetime.timedelta(days=1)
 STORE_PASSWORD = "the word of the stores"
 """The password of PKCS12 files."""
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 @dataclass(frozen=True)
 class Issued:
     """One key with its certificate: `pem` is a keystore with both."""
 
-    key: ec.EllipticCurvePrivateKey
+    key: PrivateKey
     certificate: x509.Certificate
     authority: x509.Certificate
 
@@ -83,9 +84,13 @@ class Authority:
         *attributes: tuple[x509.ObjectIdentifier, str],
         names: Sequence[str] = ("localhost", "127.0.0.1", "::1"),
         ended: bool = False,
+        key: PrivateKey | None = None,
     ) -> Issued:
-        """Sign a certificate with this subject, by default CN=localhost, for these hosts. `ended`: it has expired."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        """Sign a certificate with this subject, by default CN=localhost, for these hosts. `ended`: it has expired.
+
+        Without `key`, a key on an elliptic curve is made.
+        """
+        key = key or ec.generate_private_key(ec.SECP256R1())
         named = attributes or ((NameOID.COMMON_NAME, "localhost"),)
         subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in named])
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -114,7 +119,7 @@ def _general_name(name: str) -> x509.GeneralName:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    key: PrivateKey,
     ends_in: datetime.timedelta = _YEAR,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)

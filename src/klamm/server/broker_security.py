@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from ssl import SSLContext
+from ssl import SSLContext, SSLObject, SSLSocket
 from typing import Final, NamedTuple, TypeVar
 
 from klamm.config import ConfigRepository, KafkaConfig
@@ -31,7 +31,7 @@ from klamm.security.sasl.scram_credential import credential_of, salted_password
 from klamm.security.sasl.server_authenticator import SaslSettings
 from klamm.security.sasl.server_mechanisms import PeerServer
 from klamm.security.secret import Secret
-from klamm.security.tls.contexts import TlsSettings, client_context, server_context, use_key_pair
+from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.key_checks import check_successor, check_trusted
 from klamm.security.tls.principal_mapping import PrincipalMapper
 from klamm.security.tls.stores import KeyPair
@@ -66,7 +66,7 @@ class BrokerSecurity:
         self.mechanisms = SaslMechanisms(configs.user_credentials, secret)
         self._tls: Mapping[str, TlsSettings] = {}
         self._metrics: tuple[SSLContext, KeyPair | None] | None = None
-        """The TLS of the metrics endpoint, and the key pair that it uses."""
+        """The TLS of new connections to the metrics endpoint, and its key pair."""
         budget, failures, peer = FailureBudget(), FailureLog(), _peer_settings(cluster_id, secret)
         self.listeners = {
             endpoint.listener: ListenerSecurity(
@@ -128,7 +128,13 @@ class BrokerSecurity:
     def metrics_context(self) -> SSLContext:
         """Return the TLS of the metrics endpoint: the broker's own keystore, also a later one. Raises ConfigError."""
         context, _ = self._metrics = _metrics_tls(self._configs.config)
+        context.sni_callback = self._use_current
         return context
+
+    def _use_current(self, connection: SSLObject | SSLSocket, _name: str | None, _context: SSLContext) -> None:
+        """Give a new connection the last certificate. OpenSSL calls this also if the client names no host."""
+        if self._metrics is not None:
+            connection.context = self._metrics[0]
 
     def _check(self, config: KafkaConfig) -> None:
         """Raises ConfigError if the key material of a new configuration cannot replace the present one."""
@@ -164,12 +170,10 @@ class BrokerSecurity:
     def _reload_metrics(self, config: KafkaConfig) -> str:
         if self._metrics is None:
             return ""
-        context, before = self._metrics
-        _, pair = _metrics_tls(config)
-        if pair is None or pair == before:
+        new = _metrics_tls(config)
+        if new[1] == self._metrics[1]:
             return ""
-        use_key_pair(context, pair)
-        self._metrics = context, pair
+        self._metrics = new
         return "the metrics endpoint"
 
 

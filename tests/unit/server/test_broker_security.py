@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.errors import ConfigError
@@ -110,11 +112,11 @@ def served_certificate(made: BrokerSecurity, files: TlsFiles) -> bytes:
     return certificate_of(client, context)
 
 
-def certificate_of(client: ssl.SSLContext, context: ssl.SSLContext) -> bytes:
-    """Shake hands in memory. Return the certificate of the server."""
+def certificate_of(client: ssl.SSLContext, context: ssl.SSLContext, host: str = "localhost") -> bytes:
+    """Shake hands in memory. Return the certificate of the server. An address as host is not sent to the server."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
-        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        client.wrap_bio(to_client, to_server, server_hostname=host),
         context.wrap_bio(to_server, to_client, server_side=True),
     ]
     for side in [*sides, *sides]:
@@ -202,3 +204,19 @@ def test_the_metrics_endpoint_uses_a_new_certificate(
     files.broker.write_bytes(files.new_keystore())
     configs.reload_files()
     assert certificate_of(scraper, endpoint) != first
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_the_metrics_endpoint_uses_a_new_certificate_of_another_type(tmp_path: Path, host: str) -> None:
+    """Also for clients that accept both types and prefer the old one."""
+    files = write_tls_files(tmp_path, "PEM")
+    configs = ConfigRepository(
+        KafkaConfig({"broker.id": 5, "listeners": "PLAINTEXT://localhost:0", **files.settings()})
+    )
+    made = BrokerSecurity(configs, 5, "cluster", Secret("the secret."))
+    endpoint, scraper = made.metrics_context(), client_context(TlsSettings(trusted=files.ca.read_bytes()))
+    rsa_key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    for issued in (files.authority.issue(key=rsa_key), files.authority.issue()):
+        files.broker.write_bytes(issued.pem)
+        configs.reload_files()
+        assert certificate_of(scraper, endpoint, host) == issued.certificate.public_bytes(Encoding.DER)

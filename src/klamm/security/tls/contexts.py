@@ -38,7 +38,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
         raise ConfigError("ssl.keystore.location is missing: a TLS listener needs a key and a certificate.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _restrict(context, settings)
-    use_key_pair(context, settings.key_pair)
+    _use_key_pair(context, settings.key_pair)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     if settings.client_auth == "none":
         return context
@@ -65,7 +65,7 @@ def client_context(settings: TlsSettings) -> ssl.SSLContext:
     else:
         context.load_verify_locations(cadata=settings.trusted.decode())
     if settings.key_pair is not None:
-        use_key_pair(context, settings.key_pair)
+        _use_key_pair(context, settings.key_pair)
     return context
 
 
@@ -93,8 +93,11 @@ def _usable(older: str, has_tls13: bool) -> list[tuple[ssl.TLSVersion, bool]]:
     return [(ssl.TLSVersion.TLSv1_2, bool(older)), (ssl.TLSVersion.TLSv1_3, has_tls13)]
 
 
-def use_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Set the certificate of a context, or replace it for new connections. Raises ConfigError."""
+def _use_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+    """Set the certificate of a new context. Raises ConfigError.
+
+    A context keeps one certificate per type of key, so a second call might not replace the first certificate.
+    """
     with _as_file(pair.chain) as chain, _as_file(pair.key) as key:
         try:
             context.load_cert_chain(chain, key)
