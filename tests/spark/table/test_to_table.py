@@ -20,6 +20,7 @@ import klamm.spark as ks
 from klamm.errors import KlammError
 from klamm.spark.pipeline.diagnosis import failed_ranges
 from klamm.spark.source.checkpoint_files import SparkCheckpoint
+from klamm.spark.source.checkpoint_locations import CheckpointError
 from klamm.spark.tables.existing import allow_append
 from klamm.spark.tables.maintenance import compact, history, vacuum
 from klamm.spark.tables.read import table_files
@@ -64,6 +65,13 @@ class Sync:
             self.frame(schema), self.path, checkpoint=self.checkpoint, trigger="available_now", **arguments
         )
         query.awaitTermination()
+
+    def run_format(self) -> None:
+        """Use the sink without `to_table`, which looks at the checkpoint before Spark does."""
+        ks.register_tables(self.spark)
+        given = {"path": str(self.path), "checkpointLocation": str(self.checkpoint)}
+        writer = self.frame().writeStream.format("klamm_delta").options(**given).trigger(availableNow=True)
+        writer.start().awaitTermination()
 
 
 @pytest.fixture
@@ -210,9 +218,12 @@ def test_a_checkpoint_that_does_not_fit_the_table_is_refused(sync: Sync, tmp_pat
     newest = sync.checkpoint.rename(tmp_path / "newest")
     (tmp_path / "copy").rename(sync.checkpoint)
     produce(sync.cluster, sync.topic, orders(8, 12))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=rf"The table {sync.path} has batch 1 .* ends with batch 0"):
+            sync.run()
     reported = rf"CheckpointError: The table {sync.path} has batch 1 .* with other records"
     with pytest.raises(StreamingQueryException, match=reported):
-        sync.run()
+        sync.run_format()
     assert ids(sync.path) == [*range(8)]
     shutil.rmtree(sync.checkpoint)
     with pytest.raises(KlammError, match=r"is missing or new.* append_to_existing"):
@@ -281,6 +292,9 @@ def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(sync:
     shutil.rmtree(local)
     shutil.copytree(older, local)
     produce(sync.cluster, sync.topic, orders(4, 6))
-    with pytest.raises(StreamingQueryException, match="batch 1 of this query, and the checkpoint had no such batch"):
-        run()
+    for first in (6, 8, 10):
+        with pytest.raises(CheckpointError, match="has batch 1 of this query, and the checkpoint ends with batch 0"):
+            run()
+        assert not (local / "offsets" / "1").exists(), "the next start would take this batch for the table's"
+        produce(sync.cluster, sync.topic, orders(first, first + 2))
     assert ids(sync.path) == [0, 1, 2, 3]

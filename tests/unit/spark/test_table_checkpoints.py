@@ -18,8 +18,9 @@ from klamm.spark.pipeline.failures import failure_of
 from klamm.spark.pipeline.run import check_checkpoint
 from klamm.spark.pipeline.yaml_file import read_yaml
 from klamm.spark.source.batch_offsets import BatchOffsets, batch_offsets, from_metadata
+from klamm.spark.source.checkpoint_files import NO_BATCH, LocalCheckpoint
 from klamm.spark.source.checkpoint_locations import CheckpointError
-from klamm.spark.tables.commits import BatchOfFiles, commit
+from klamm.spark.tables.commits import BatchOfFiles, commit, planned_batch
 from klamm.spark.tables.delta import PLANNED_BATCH, TableLayout, parse_options
 from klamm.spark.tables.existing import may_append, queries_of, refuse_new_query
 from klamm.spark.tables.parquet_files import ParquetFiles
@@ -171,6 +172,34 @@ def test_a_commit_that_delta_removed_from_its_log_does_not_hide_an_older_checkpo
         Query(tmp_path, **{PLANNED_BATCH: "0"}).run(1, [2, 3, 4])
     Query(tmp_path, **{PLANNED_BATCH: "1"}).run(1, [2])
     assert query.ids() == [0, 1, 2]
+
+
+def test_a_checkpoint_that_lacks_a_batch_of_the_table_is_refused_before_the_start(tmp_path: Path) -> None:
+    query = two_batches(tmp_path)
+    files, bad = LocalCheckpoint(query.checkpoint), tmp_path / "t_bad"
+    assert planned_batch(files, query.table, bad) == 1
+    assert planned_batch(files, tmp_path / "nothing", bad) == 1
+    (query.checkpoint / "offsets" / "1").unlink()
+    with pytest.raises(CheckpointError, match=r"/t has batch 1 .* ends with batch 0: .*'\{\"orders\":\{\"0\":3\}\}'"):
+        planned_batch(files, query.table, bad)
+    (query.checkpoint / "offsets" / "0").unlink()
+    with pytest.raises(CheckpointError, match="/t has batch 1 of this query, and the checkpoint has no batch"):
+        planned_batch(files, query.table, bad)
+    (query.checkpoint / "metadata").write_text(json.dumps({"id": "another"}))
+    assert planned_batch(files, query.table, bad) == NO_BATCH
+    (query.checkpoint / "metadata").unlink()
+    assert planned_batch(files, query.table, bad) == NO_BATCH, "a new query"
+
+
+def test_a_checkpoint_that_lacks_a_batch_of_bad_records_is_refused_before_the_start(tmp_path: Path) -> None:
+    """The driver died between the commits of both tables."""
+    query = two_batches(tmp_path)
+    commit(tmp_path / "t_bad", BatchOfFiles(pa.schema([("_error", pa.string())]), [], False, "query", 2))
+    with pytest.raises(CheckpointError, match="/t_bad has batch 2 of this query") as reported:
+        planned_batch(LocalCheckpoint(query.checkpoint), query.table, tmp_path / "t_bad")
+    assert "startingOffsets" not in str(reported.value), "the table may lack the good records of that batch"
+    query.log(2, end(5))
+    assert planned_batch(LocalCheckpoint(query.checkpoint), query.table, tmp_path / "t_bad") == 2
 
 
 def test_an_older_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from klamm.errors import KlammError
+from klamm.spark.source.checkpoint_locations import METADATA, query_id_in, query_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +21,9 @@ NO_BATCH: Final = -1
 
 
 class CheckpointFiles(Protocol):
+    def query_id(self) -> str:
+        """Return the id of the query; empty if none has started from this checkpoint."""
+
     def planned_batches(self) -> list[int]:
         """Return the numbers of the batches in the offset log."""
 
@@ -34,7 +38,11 @@ def newest_batch(files: CheckpointFiles) -> int:
 
 class LocalCheckpoint:
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._offsets = root / OFFSETS
+
+    def query_id(self) -> str:
+        return query_id_of(str(self._root))
 
     def planned_batches(self) -> list[int]:
         try:
@@ -57,7 +65,19 @@ class SparkCheckpoint:
         self._checkpoint = checkpoint
         self._jvm: Any = spark._jvm
         self._offsets = self._jvm.org.apache.hadoop.fs.Path(checkpoint, OFFSETS)
+        self._metadata = self._jvm.org.apache.hadoop.fs.Path(checkpoint, METADATA)
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+
+    def query_id(self) -> str:
+        """Raises KlammError if the file system is unreachable."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            if not self._metadata.getFileSystem(self._conf).exists(self._metadata):
+                return ""
+            return query_id_in(self._text(self._metadata))
+        except Py4JJavaError as error:
+            raise KlammError(f"The checkpoint {self._checkpoint} cannot be read: {_reason(error)}") from None
 
     def planned_batches(self) -> list[int]:
         """Raises KlammError if the file system is unreachable: an unknown checkpoint is not an empty one."""
@@ -75,14 +95,16 @@ class SparkCheckpoint:
         from py4j.protocol import Py4JJavaError
 
         try:
-            place = self._jvm.org.apache.hadoop.fs.Path(self._offsets, str(batch_id))
-            stream = self._offsets.getFileSystem(self._conf).open(place)
-            try:
-                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-            finally:
-                stream.close()
+            return self._text(self._jvm.org.apache.hadoop.fs.Path(self._offsets, str(batch_id)))
         except Py4JJavaError:
             return None
+
+    def _text(self, place: Any) -> str:
+        stream = place.getFileSystem(self._conf).open(place)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
 
 
 def _numbers(names: list[str]) -> list[int]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from klamm.errors import KlammError
+
+METADATA: Final = "metadata"
+"""The file with the query's id, which Spark writes when a query starts from the checkpoint for the first time."""
 
 
 class CheckpointError(KlammError):
@@ -26,6 +30,14 @@ def query_id_of(checkpoint: str) -> str:
     """Return the id of the query on a local checkpoint; empty if it has not started or cannot be read from here."""
     root = local_path(checkpoint)
     try:
-        return str(json.loads((root / "metadata").read_text())["id"]) if root is not None else ""
-    except (OSError, ValueError, KeyError):
+        return query_id_in((root / METADATA).read_text()) if root is not None else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def query_id_in(metadata: str) -> str:
+    """Return the id of the query from the content of the file; empty if it is damaged."""
+    try:
+        return str(json.loads(metadata)["id"])
+    except (ValueError, KeyError, TypeError):
         return ""

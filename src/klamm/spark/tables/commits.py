@@ -5,7 +5,7 @@ Delta keeps the highest batch number of every application id. A batch of that nu
 committed before, by a run that died before Spark knew: its files are removed again, and the table stays as it is. A
 batch of that number with other offsets comes from a checkpoint that is older than the table. It is refused: treating it
 as committed would lose its records. If the offsets are unknown, only a batch that the checkpoint had planned before the
-query started can be a repeated one.
+query started can be a repeated one. `planned_batch` refuses an older checkpoint before Spark plans a batch in it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from klamm.errors import KlammError
 from klamm.spark.source.batch_offsets import BatchOffsets, from_metadata
+from klamm.spark.source.checkpoint_files import NO_BATCH, CheckpointFiles, newest_batch
 from klamm.spark.source.checkpoint_locations import CheckpointError, local_path
 from klamm.spark.tables.existing import QUERY, refuse_other_queries
 from klamm.spark.tables.parquet_files import DATE_COLUMN, DataFile, remove, sync_log, sync_names
@@ -139,7 +140,7 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
     version = table.transaction_version(batch.app_id) if batch.app_id is not None else None
     if version is None or version < batch.batch_id:
         return False
-    known = _committed_offsets(table, batch, version)
+    known = _committed_offsets(table, batch.app_id, version)
     way_out = _way_out(known if not batch.is_part else None)
     name = local_path(table.table_uri)
     if version > batch.batch_id:
@@ -162,15 +163,43 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
     if batch.planned_batch is None and not batch.trust_number:
         raise CheckpointError(
             f"The table {name} has batch {version} of this query, and its offsets cannot be compared with those of the "
-            "checkpoint: this may be the same batch, or another one from an older checkpoint. Start the query with "
-            "to_table(), which reads the checkpoint through Spark. If the checkpoint is not a restored copy, set the "
-            "option trustBatchNumbers=true for this start."
+            "checkpoint: this may be the same batch, or another one from an older checkpoint. If the checkpoint is a "
+            "restored copy, restore a newer one, or start with a new checkpoint and a new table. Otherwise start the "
+            "query with to_table(), or set the option trustBatchNumbers=true for this start."
         )
     return True
 
 
-def _committed_offsets(table: DeltaTable, batch: BatchOfFiles, version: int) -> BatchOffsets | None:
-    wanted = (batch.app_id, str(version))
+def planned_batch(files: CheckpointFiles, path: Path, bad_path: Path) -> int:
+    """Return the newest batch of a checkpoint whose query is about to start; NO_BATCH if there is none.
+
+    Raises CheckpointError if a table has a later batch of the query. Spark must not start then: it would plan a new
+    batch of that number, and the next start could take that one for the batch of the table.
+    """
+    query_id = files.query_id()
+    # Before the checkpoint: another run plans a batch before it commits the batch.
+    found = {each: _newest_commit(each, query_id) for each in (path, bad_path)}
+    newest = newest_batch(files)
+    for each, version in found.items():
+        if version > newest:
+            known = _committed_offsets(DeltaTable(str(each)), query_id, version) if each == path else None
+            last = f"ends with batch {newest}" if newest != NO_BATCH else "has no batch"
+            raise CheckpointError(
+                f"The table {each} has batch {version} of this query, and the checkpoint {last}: it is older than the "
+                f"table. {_way_out(known)}"
+            )
+    return newest
+
+
+def _newest_commit(path: Path, query_id: str) -> int:
+    version = None
+    if query_id and DeltaTable.is_deltatable(str(path)):
+        version = DeltaTable(str(path)).transaction_version(query_id)
+    return NO_BATCH if version is None else version
+
+
+def _committed_offsets(table: DeltaTable, app_id: str | None, version: int) -> BatchOffsets | None:
+    wanted = (app_id, str(version))
     commits = (entry for entry in table.history() if (entry.get(QUERY), entry.get(_BATCH)) == wanted)
     return next((from_metadata(entry) for entry in commits), None)
 

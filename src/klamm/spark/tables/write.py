@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.errors import KlammError
 from klamm.spark.dataframes import start
 from klamm.spark.query.triggers import Trigger
-from klamm.spark.source.checkpoint_files import SparkCheckpoint, newest_batch
+from klamm.spark.source.checkpoint_files import SparkCheckpoint
 from klamm.spark.tables import delta
 from klamm.spark.tables.existing import may_append, refuse_new_query
 from klamm.spark.tables.table_paths import check_apart
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 FORMATS: Final = ("delta", "parquet")
@@ -44,7 +44,8 @@ def to_table(
     once only for readers that use Spark, and wrong rows are not separated.
 
     With a new checkpoint, a Delta table that another query has written is refused, because records could be duplicated;
-    `append_to_existing` appends anyway.
+    `append_to_existing` appends anyway. A checkpoint that is older than the table is refused, because records could be
+    lost.
     """
     if not df.isStreaming:
         raise KlammError(f'to_table() requires a streaming DataFrame; a batch is df.write.format("{delta.NAME}").')
@@ -69,11 +70,18 @@ def to_table(
         "badRecords": bad_records,
         "partitionByDate": date_column,
         "appendToExisting": str(append_to_existing).lower(),
-        delta.PLANNED_BATCH: newest_batch(SparkCheckpoint(df.sparkSession, str(checkpoint))),
         **options,
     }
-    writer = df.writeStream.format(delta.NAME).outputMode(mode).options(**_texts(given))
-    return start(writer, checkpoint, trigger, name)
+    texts = _texts(given)
+    texts[delta.PLANNED_BATCH] = str(_planned_batch(df.sparkSession, checkpoint, texts))
+    return start(df.writeStream.format(delta.NAME).outputMode(mode).options(**texts), checkpoint, trigger, name)
+
+
+def _planned_batch(spark: SparkSession, checkpoint: str | Path, options: dict[str, str]) -> int:
+    from klamm.spark.tables.commits import planned_batch
+
+    tables = delta.parse_options(options)
+    return planned_batch(SparkCheckpoint(spark, str(checkpoint)), tables.path, tables.bad_path)
 
 
 def register_tables(spark: Any) -> None:
