@@ -14,6 +14,7 @@ from klamm.spark.cluster.jvm_ended import SparkEndedError
 from klamm.spark.pipeline.pipeline_model import Restart
 from klamm.spark.pipeline.run import reported_if_ended
 from klamm.spark.pipeline.supervise import Failure, RunningQuery, State, Supervisor, restart_delay_ms
+from klamm.spark.source.checkpoint_locations import CheckpointError, CheckpointUnreachableError
 
 
 class HandClock:
@@ -223,8 +224,21 @@ def test_a_start_that_is_refused_is_not_repeated() -> None:
     assert not world.tick()
     assert world.supervisor.failed == ("a", "There is no topic orders.")
     world = World()
+    world.refusal = CheckpointError("The checkpoint is older than the table.")
+    assert not world.tick()
+    world = World()
     world.refusal = RuntimeError("the gateway is busy")
     assert world.tick(), "other failures are tried again"
+    world.refusal = None
+    world.tick(2)
+    assert world.state() is State.RUNNING
+
+
+def test_a_start_waits_for_the_file_system_of_its_checkpoint() -> None:
+    world = World()
+    world.refusal = CheckpointUnreachableError("The checkpoint hdfs://namenode/ck cannot be read: refused")
+    assert world.tick() and world.state() is State.WAITING
+    assert "failed, restart in" in world.reported[-1] and "hdfs://namenode/ck cannot be read" in world.reported[-1]
     world.refusal = None
     world.tick(2)
     assert world.state() is State.RUNNING

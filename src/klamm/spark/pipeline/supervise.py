@@ -16,6 +16,7 @@ from klamm.clock import Clock
 from klamm.errors import KlammError
 from klamm.spark.cluster.jvm_ended import SparkEndedError
 from klamm.spark.pipeline.pipeline_model import Restart
+from klamm.spark.source.checkpoint_locations import CheckpointUnreachableError
 
 FACTOR: Final = 2.0
 JITTER: Final = 0.2
@@ -261,6 +262,8 @@ class Supervisor:
 
 def is_permanent(error: Exception) -> bool:
     """Whether the same start would fail in the same way: a query that cannot be analysed, or klamm's own refusal."""
+    if isinstance(error, CheckpointUnreachableError):
+        return False
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, KlammError | TypeError | NameError | AttributeError) or bool(
         names & {"AnalysisException", "ParseException", "IllegalArgumentException"}

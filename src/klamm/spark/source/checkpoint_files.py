@@ -9,8 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from klamm.errors import KlammError
-from klamm.spark.source.checkpoint_locations import METADATA, query_id_in, query_id_of
+from klamm.spark.source.checkpoint_locations import (
+    METADATA,
+    CheckpointUnreachableError,
+    query_id_in,
+    query_id_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +73,7 @@ class SparkCheckpoint:
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
 
     def query_id(self) -> str:
-        """Raises KlammError if the file system is unreachable."""
+        """Raises CheckpointUnreachableError."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -77,10 +81,10 @@ class SparkCheckpoint:
                 return ""
             return query_id_in(self._text(self._metadata))
         except Py4JJavaError as error:
-            raise KlammError(f"The checkpoint {self._checkpoint} cannot be read: {_reason(error)}") from None
+            raise self._unreachable(error) from None
 
     def planned_batches(self) -> list[int]:
-        """Raises KlammError if the file system is unreachable: an unknown checkpoint is not an empty one."""
+        """Raises CheckpointUnreachableError: an unknown checkpoint is not an empty one."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -89,7 +93,7 @@ class SparkCheckpoint:
                 return []
             return _numbers([entry.getPath().getName() for entry in files.listStatus(self._offsets)])
         except Py4JJavaError as error:
-            raise KlammError(f"The checkpoint {self._checkpoint} cannot be read: {_reason(error)}") from None
+            raise self._unreachable(error) from None
 
     def offsets_of(self, batch_id: int) -> str | None:
         from py4j.protocol import Py4JJavaError
@@ -98,6 +102,9 @@ class SparkCheckpoint:
             return self._text(self._jvm.org.apache.hadoop.fs.Path(self._offsets, str(batch_id)))
         except Py4JJavaError:
             return None
+
+    def _unreachable(self, error: Any) -> CheckpointUnreachableError:
+        return CheckpointUnreachableError(f"The checkpoint {self._checkpoint} cannot be read: {_reason(error)}")
 
     def _text(self, place: Any) -> str:
         stream = place.getFileSystem(self._conf).open(place)

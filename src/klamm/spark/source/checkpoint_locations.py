@@ -18,6 +18,10 @@ class CheckpointError(KlammError):
     """The checkpoint of a query does not match its output: records would be lost or written twice."""
 
 
+class CheckpointUnreachableError(KlammError):
+    """The file system of a checkpoint does not answer, or reports an error. A later start may succeed."""
+
+
 def local_path(location: str) -> Path | None:
     """Return the local directory of a location; None for hdfs://, s3a:// and similar."""
     parts = urlsplit(location)
