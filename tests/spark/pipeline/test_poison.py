@@ -9,8 +9,11 @@ import deltalake
 import pytest
 
 from klamm.errors import KlammError
+from klamm.spark.pipeline.diagnosis import Diagnostician
 from klamm.spark.pipeline.run import run
 from klamm.spark.pipeline.yaml_file import read_yaml
+from klamm.spark.source.checkpoint_files import SparkCheckpoint
+from klamm.spark.source.checkpoint_locations import CheckpointUnreachableError
 from klamm.testing import LocalCluster
 from tests.spark.conftest import TopicFactory
 from tests.spark.pipeline.test_run import options
@@ -33,6 +36,21 @@ views:
 sinks:
   totals: {{from: totals, table: "{base}/totals"}}
 """
+
+
+@pytest.mark.parametrize("checkpoint", ["", "unknown://host/ck", "file://elsewhere/ck"])
+def test_a_checkpoint_that_cannot_be_read_hides_no_failure(spark: SparkSession, checkpoint: str) -> None:
+    """Java's errors reach Python as several kinds: an invalid path, no such file system, one that refuses the path."""
+    spec = read_yaml(SHOP.format(base="/nowhere", orders="orders", on_error="fail"), "shop.yaml")
+    examiner = Diagnostician(spec, spark, "127.0.0.1:1", lambda name, frames: None)
+    assert str(examiner.diagnose(spec.sinks[0], checkpoint)) == ""
+    with pytest.raises(KlammError, match=r"The checkpoint .* (is not a valid path|cannot be read): ") as reported:
+        SparkCheckpoint(spark, checkpoint).planned_batches()
+    assert isinstance(reported.value, CheckpointUnreachableError) == bool(checkpoint)
+    if checkpoint:
+        assert SparkCheckpoint(spark, checkpoint).offsets_of(0) is None
+        with pytest.raises(CheckpointUnreachableError):
+            SparkCheckpoint(spark, checkpoint).query_id()
 
 
 def rows(path: Path) -> list[dict[str, object]]:

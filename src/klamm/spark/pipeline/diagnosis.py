@@ -119,7 +119,7 @@ class Diagnostician:
         try:
             batch = failed_ranges(SparkCheckpoint(self._spark, checkpoint))
         except KlammError:
-            batch = None  # the file system is unreachable: report the failure itself
+            batch = None  # the checkpoint cannot be read: report the failure itself
         if batch is None:
             return Diagnosis(None, (), "")
         everything = [r for ranges in batch for r in ranges if r.size > 0]
