@@ -9,7 +9,9 @@ import deltalake
 import pytest
 
 from klamm.errors import KlammError
-from klamm.spark.pipeline.diagnosis import Diagnostician
+from klamm.spark.pipeline.dead_letters import DeadLetters
+from klamm.spark.pipeline.diagnosis import Diagnosis, Diagnostician
+from klamm.spark.pipeline.pipeline_model import Sink
 from klamm.spark.pipeline.run import run
 from klamm.spark.pipeline.yaml_file import read_yaml
 from klamm.spark.source.checkpoint_files import SparkCheckpoint
@@ -17,6 +19,7 @@ from klamm.spark.source.checkpoint_locations import CheckpointUnreachableError
 from klamm.testing import LocalCluster
 from tests.spark.conftest import TopicFactory
 from tests.spark.pipeline.test_run import options
+from tests.support.remote_checkpoints import mounted
 from tests.support.topics import produce_json
 
 if TYPE_CHECKING:
@@ -84,6 +87,53 @@ def test_a_record_on_which_a_view_fails_is_named_or_put_aside(
     assert letters[0]["value"] == b'{"id": 12, "amount": "n/a", "at": "2026-07-01T10:12:00Z"}'
     assert all("CAST_INVALID_INPUT" in str(row["_error"]) and row["_topic"] == orders for row in letters)
     assert sum("2 records, the first at" in line for line in reported) == 1, reported
+
+
+REMOTE = """\
+name: shop
+checkpoint: {checkpoint}
+restart: {{attempts: 20, first_delay: 10ms, max_delay: 10ms}}
+sources: {{orders: {{topic: {orders}, schema: "id long, amount string"}}}}
+views:
+  priced:
+    sql: SELECT id, cast(amount AS double) AS amount FROM orders
+    on_error: dead_letter
+    dead_letters: {base}/dead
+sinks:
+  priced: {{from: priced, table: "{base}/priced"}}
+"""
+
+
+@pytest.mark.long
+def test_dead_letters_of_a_query_with_a_remote_checkpoint(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KLAMM_STATE_DIR", str(tmp_path / "state"))
+    orders, servers = topic("orders"), cluster.bootstrap_servers
+    produce_json(servers, orders, [{"id": n, "amount": x} for n, x in enumerate(["1.5", "free", "2.5"])])
+    remote = mounted(spark, tmp_path / "remote")
+    spec = read_yaml(REMOTE.format(checkpoint=remote, base=tmp_path, orders=orders), "shop.yaml")
+    searches: list[str] = []
+    diagnose, add = Diagnostician.diagnose, DeadLetters.add
+
+    def counted(self: Diagnostician, sink: Sink, checkpoint: str) -> Diagnosis:
+        searches.append(checkpoint)
+        return diagnose(self, sink, checkpoint)
+
+    def full(self: DeadLetters, rows: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Diagnostician, "diagnose", counted)
+    monkeypatch.setattr(DeadLetters, "add", full)
+    with pytest.raises(KlammError, match="the dead letters were not written: No space left on device"):
+        run(spec, options(spark, servers, []))
+    assert searches == [f"{remote}/priced"], "the batch that fails again is not searched again"
+    monkeypatch.setattr(DeadLetters, "add", add)
+    reported: list[str] = []
+    run(spec, options(spark, servers, reported))
+    assert sorted(int(str(row["id"])) for row in rows(tmp_path / "priced")) == [0, 2]
+    assert [row["_offset"] for row in rows(tmp_path / "dead")] == [1]
+    assert sum("went to the dead letters" in line for line in reported) == 1, reported
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ from klamm.spark.tables.existing import allow_append
 from klamm.spark.tables.maintenance import compact, history, vacuum
 from klamm.spark.tables.read import table_files
 from klamm.testing import LocalCluster
+from tests.support.remote_checkpoints import mounted
 
 TopicFactory = Callable[..., str]
 NEW_YEAR_MS = int(datetime(2025, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -266,11 +267,7 @@ def test_a_batch_and_parquet(sync: Sync, spark: SparkSession, tmp_path: Path) ->
 
 
 def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(sync: Sync, tmp_path: Path) -> None:
-    """Only Spark reads `viewfs://`: the sink's Python cannot, as with `hdfs://` and `s3a://`."""
-    (local := tmp_path / "remote").mkdir()
-    place = f"fs.viewfs.mounttable.{tmp_path.name.replace('_', '-')}"
-    sync.spark.sparkContext._jsc.hadoopConfiguration().set(f"{place}.link./ck", local.as_uri())
-    remote = f"viewfs://{tmp_path.name.replace('_', '-')}/ck"
+    remote = mounted(sync.spark, local := tmp_path / "remote")
 
     def run() -> None:
         query = ks.to_table(sync.frame(), sync.path, checkpoint=remote, trigger="available_now")

@@ -22,7 +22,8 @@ from klamm.spark.pipeline.pipeline_model import PipelineSpec, Sink, Source, Trig
 from klamm.spark.pipeline.plan import stateful_operators
 from klamm.spark.pipeline.shape import QueryShape, shape_of
 from klamm.spark.pipeline.supervise import Failure, is_permanent
-from klamm.spark.source.checkpoint_locations import query_id_of
+from klamm.spark.source.checkpoint_files import SparkCheckpoint
+from klamm.spark.source.checkpoint_locations import CheckpointUnreachableError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,28 +117,37 @@ class PipelineRunner:
         """Return the dead letters of a sink's query."""
         upstream = self.spec.upstream(sink.view)
         views = [view for view in self.spec.views if view.name in upstream and view.on_error == "dead_letter"]
-        query_id = query_id_of(sink_checkpoint(self.spec, sink)) if views else ""
+        query_id = self._query_id(sink) if views else ""
         return {location for view in views for location in DeadLetters(self.spec, view).locations(query_id)}
+
+    def _query_id(self, sink: Sink) -> str:
+        return SparkCheckpoint(self._spark, sink_checkpoint(self.spec, sink)).query_id()
 
     def _examined(self, sink: Sink, failure: Failure) -> Failure:
         """Return the failure with the record that caused it, which may have become a dead letter."""
         if not failure.batch or failure.permanent:
             return failure
         key = (sink.name, failure.batch)
-        checkpoint = sink_checkpoint(self.spec, sink)
         if (found := self._diagnoses.get(key)) is None:
-            found = self._diagnosed(sink, checkpoint)
-        named = replace(failure, reason=f"{failure.reason}{found}")
-        if found.view is not None and found.view.on_error == "dead_letter" and found.records:
             try:
-                return self._put_aside(sink, found, query_id_of(checkpoint)) or named
-            except Exception as error:
-                sentence = spark_sentence(error, self.spec.file)
-                return replace(failure, reason=f"{named.reason}; the dead letters were not written: {sentence}")
+                found = self._diagnosed(sink)
+            except CheckpointUnreachableError:
+                return failure
         self._diagnoses = {key: found}
-        return named
+        named = replace(failure, reason=f"{failure.reason}{found}")
+        if found.view is None or found.view.on_error != "dead_letter" or not found.records:
+            return named
+        try:
+            moved = self._put_aside(sink, found, self._query_id(sink))
+        except Exception as error:
+            sentence = spark_sentence(error, self.spec.file)
+            return replace(failure, reason=f"{named.reason}; the dead letters were not written: {sentence}")
+        if moved is None:
+            return named
+        self._diagnoses = {}  # the batch is repeated without these records, and may fail on others
+        return moved
 
-    def _diagnosed(self, sink: Sink, checkpoint: str) -> Diagnosis:
+    def _diagnosed(self, sink: Sink) -> Diagnosis:
         deadline = self._clock.monotonic() + MAX_SECONDS
 
         def is_over() -> bool:
@@ -145,7 +155,7 @@ class PipelineRunner:
 
         aside = self._aside(sink)
         examiner = Diagnostician(self.spec, self._spark, self._servers, self.assemble, aside, is_over, self._client)
-        return examiner.diagnose(sink, checkpoint)
+        return examiner.diagnose(sink, sink_checkpoint(self.spec, sink))
 
     def _put_aside(self, sink: Sink, found: Diagnosis, query_id: str) -> Failure | None:
         """Move the records to the dead letters; returns None if they are there already and the query still fails."""
