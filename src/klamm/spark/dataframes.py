@@ -10,6 +10,7 @@ from klamm.errors import KlammError
 from klamm.spark.decode.value_schema import load
 from klamm.spark.query.triggers import Trigger, with_trigger
 from klamm.spark.sink.write_options import BATCH_OPTION, is_exactly_once
+from klamm.spark.source.checkpoint_files import SparkCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +69,8 @@ def to_topic(
 
     Columns are `value` and optionally `key`, `partition`, `headers`. At least once: a batch that fails half-way is
     written again. With `guarantee="exactly_once"` a batch is one unit, and readers with `isolation.level`
-    read_committed see each row once. `options` are those of `format("klamm")`.
+    read_committed see each row once. A checkpoint that is older than the topic is refused then, because rows could be
+    lost. `options` are those of `format("klamm")`.
     """
     if not df.isStreaming:
         raise KlammError('to_topic() requires a streaming DataFrame; write a batch with df.write.format("klamm").')
@@ -77,7 +79,10 @@ def to_topic(
         given["topic"] = topic
     texts = _texts(given)
     if is_exactly_once(texts):
+        from klamm.spark.sink.transactional_writer import refuse_older_checkpoint
+
         refuse_speculation(df.sparkSession)
+        refuse_older_checkpoint(texts, SparkCheckpoint(df.sparkSession, str(checkpoint)))
     if mode != "update":
         return start(df.writeStream.format("klamm").outputMode(mode).options(**texts), checkpoint, trigger, name)
 

@@ -7,6 +7,7 @@ leader of a partition and the coordinator, and has a zombie driver.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,10 +37,12 @@ from klamm.spark.sink.transactional_writer import (
     write_task,
 )
 from klamm.spark.sink.write_options import WriterOptions, parse
+from klamm.spark.source.checkpoint_locations import CheckpointError
 from klamm.spark.source.client_options import driver_client
 from klamm.testing import LocalCluster
 from tests.support.calm import kill_at_once
 from tests.support.long_form import short_for
+from tests.support.remote_checkpoints import mounted
 from tests.support.sink_matrix import (
     KILLED,
     SinkMatrix,
@@ -127,6 +130,49 @@ def test_streams_and_jobs_are_written_once_and_leave_no_transaction(
             guarantee="exactly_once",
             **cast(Any, options),
         ).awaitTermination()
+
+
+def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
+) -> None:
+    source, target = topic("in"), topic("out")
+    servers, prefix = cluster.bootstrap_servers, cluster.unique_topic_name("copy")
+    remote = mounted(spark, local := tmp_path / "remote")
+    producer = Producer({"bootstrap.servers": servers})
+
+    def produce(value: str) -> None:
+        producer.produce(source, value.encode())
+        producer.flush()
+
+    def run() -> None:
+        frame = ks.topic(spark, source, bootstrap_servers=servers, startingOffsets="earliest").selectExpr("value")
+        query = ks.to_topic(
+            frame,
+            target,
+            bootstrap_servers=servers,
+            checkpoint=remote,
+            trigger="available_now",
+            guarantee="exactly_once",
+            transactionalIdPrefix=prefix,
+        )
+        query.awaitTermination()
+
+    produce("a")
+    run()
+    shutil.copytree(local, older := tmp_path / "older")
+    produce("b")
+    run()
+    (local / "commits" / "1").unlink()
+    run()
+    assert committed(spark, cluster, target) == ["a", "b"], "Spark repeats the batch: it was not told of its commit"
+    shutil.rmtree(local)
+    shutil.copytree(older, local)
+    for value in ("c", "d"):
+        produce(value)
+        with pytest.raises(CheckpointError, match="has batch 1 of this query, and the checkpoint ends with batch 0"):
+            run()
+        assert not (local / "offsets" / "1").exists(), "the next start would take this batch for the topic's"
+    assert committed(spark, cluster, target) == ["a", "b"]
 
 
 def test_a_query_that_is_stopped_inside_a_batch_leaves_no_transaction(

@@ -61,6 +61,11 @@ MUTANTS: dict[str, tuple[str, str, Check]] = {
         "    if False:\n",
         rules.test_a_checkpoint_that_is_older_than_the_topic_is_refused,
     ),
+    "an_older_checkpoint_starts": (
+        "    if state is not None and state.query == query and state.batch > newest:\n",
+        "    if False:\n",
+        rules.test_a_checkpoint_that_lacks_a_batch_of_the_topic_is_refused_before_the_start,
+    ),
     "other_offsets_are_the_same_batch": (
         "not state.offsets.is_same(batch.offsets)",
         "False",

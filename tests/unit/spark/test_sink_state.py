@@ -16,6 +16,7 @@ from klamm.spark.sink.sink_state import (
     TakenOverError,
     TornBatchError,
     check_open,
+    check_planned,
     claimed,
     decided,
     is_decision,
@@ -66,6 +67,16 @@ def test_a_checkpoint_that_is_older_than_the_topic_is_refused() -> None:
         decided(COMPLETE, replace(BATCH, batch=5))
     with pytest.raises(CheckpointError, match=r"batch 6 of this query with other records: offsets .*t-0: 9"):
         decided(COMPLETE, replace(BATCH, batch=6, offsets=OTHER_OFFSETS))
+
+
+def test_a_checkpoint_that_lacks_a_batch_of_the_topic_is_refused_before_the_start() -> None:
+    with pytest.raises(CheckpointError, match="has batch 6 of this query, and the checkpoint ends with batch 5"):
+        check_planned(replace(COMPLETE, offsets=None), "query", 5)
+    with pytest.raises(CheckpointError, match="has batch 6 of this query, and the checkpoint has no batch"):
+        check_planned(COMPLETE, "query", NO_BATCH)
+    check_planned(COMPLETE, "query", 6)
+    check_planned(COMPLETE, "another", 5)
+    check_planned(None, "query", NO_BATCH)
 
 
 def test_a_new_checkpoint_counts_its_batches_from_zero() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
+from klamm.client.client_errors import AuthenticationError, ClientError
 from klamm.errors import KlammError
 from klamm.spark.cluster.jvm_ended import SparkEndedError
 from klamm.spark.pipeline.pipeline_model import Restart
@@ -227,6 +228,9 @@ def test_a_start_that_is_refused_is_not_repeated() -> None:
     world.refusal = CheckpointError("The checkpoint is older than the table.")
     assert not world.tick()
     world = World()
+    world.refusal = AuthenticationError("The broker refuses the credentials.")
+    assert not world.tick()
+    world = World()
     world.refusal = RuntimeError("the gateway is busy")
     assert world.tick(), "other failures are tried again"
     world.refusal = None
@@ -234,11 +238,18 @@ def test_a_start_that_is_refused_is_not_repeated() -> None:
     assert world.state() is State.RUNNING
 
 
-def test_a_start_waits_for_the_file_system_of_its_checkpoint() -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        CheckpointUnreachableError("The checkpoint hdfs://namenode/ck cannot be read: refused"),
+        ClientError("The cluster did not return the topic __klamm_sink_state within 60000 ms: refused."),
+    ],
+)
+def test_a_start_waits_for_the_file_system_of_its_checkpoint_and_for_brokers(refusal: KlammError) -> None:
     world = World()
-    world.refusal = CheckpointUnreachableError("The checkpoint hdfs://namenode/ck cannot be read: refused")
+    world.refusal = refusal
     assert world.tick() and world.state() is State.WAITING
-    assert "failed, restart in" in world.reported[-1] and "hdfs://namenode/ck cannot be read" in world.reported[-1]
+    assert "failed, restart in" in world.reported[-1] and str(refusal) in world.reported[-1]
     world.refusal = None
     world.tick(2)
     assert world.state() is State.RUNNING

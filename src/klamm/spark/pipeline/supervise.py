@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+from klamm.client.client_errors import AuthenticationError, ClientError
 from klamm.clock import Clock
 from klamm.errors import KlammError
 from klamm.spark.cluster.jvm_ended import SparkEndedError
@@ -261,8 +262,11 @@ class Supervisor:
 
 
 def is_permanent(error: Exception) -> bool:
-    """Whether the same start would fail in the same way: a query that cannot be analysed, or klamm's own refusal."""
-    if isinstance(error, CheckpointUnreachableError):
+    """Whether the same start would fail in the same way: a query that cannot be analysed, or klamm's own refusal.
+
+    Brokers and file systems that do not answer may come back.
+    """
+    if isinstance(error, CheckpointUnreachableError | ClientError) and not isinstance(error, AuthenticationError):
         return False
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, KlammError | TypeError | NameError | AttributeError) or bool(

@@ -74,6 +74,11 @@ class SinkDriver:
             self._sweep(transactions, sink, state.generation, state)
             return Claim(sink, state.generation, state.query, state.batch)
 
+    def state(self, sink: str) -> SinkState | None:
+        """Return the state of a sink; None if it was never claimed. Changes of a driver that died are over then."""
+        with self._connected() as (_, states):
+            return _settled(states, sink)
+
     def commit(self, batch: PreparedBatch, *, may_have_leftovers: bool) -> bool:
         """Commit a batch for all tasks or none. Returns False if an earlier run has committed it.
 

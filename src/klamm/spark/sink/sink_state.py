@@ -174,6 +174,20 @@ def decided(state: SinkState | None, batch: PreparedBatch) -> SinkState | None:
     )
 
 
+def check_planned(state: SinkState | None, query: str, newest: int) -> None:
+    """Raise CheckpointError if the topic has a batch of the query that its checkpoint has not planned.
+
+    A query must not start then: Spark would plan a new batch of that number, which `decided` could take for the batch
+    of the topic.
+    """
+    if state is not None and state.query == query and state.batch > newest:
+        last = f"ends with batch {newest}" if newest != NO_BATCH else "has no batch"
+        raise CheckpointError(
+            f"The topic has batch {state.batch} of this query, and the checkpoint {last}: it is older than the topic. "
+            "Restore the newer checkpoint, or start with a new checkpoint."
+        )
+
+
 def check_claim(state: SinkState | None, batch: PreparedBatch) -> None:
     """Raise TakenOverError unless the driver of the batch still has the sink."""
     generation = state.generation if state is not None else 0

@@ -35,10 +35,11 @@ from klamm.protocol.compression import CompressionType
 from klamm.spark.sink.exactly_once import Claim, SinkDriver
 from klamm.spark.sink.row_batches import RowBatches
 from klamm.spark.sink.rows import by_topic
-from klamm.spark.sink.sink_state import PreparedBatch, TakenOverError, task_id
-from klamm.spark.sink.write_options import WriterOptions
+from klamm.spark.sink.sink_state import PreparedBatch, TakenOverError, check_planned, task_id
+from klamm.spark.sink.write_options import WriterOptions, parse
 from klamm.spark.sink.writer_errors import DeliveryError, PermanentWriteError
 from klamm.spark.source.batch_offsets import batch_offsets
+from klamm.spark.source.checkpoint_files import CheckpointFiles, newest_batch
 from klamm.spark.source.checkpoint_locations import query_id_of
 from klamm.spark.source.client_options import task_client
 from klamm.spark.source.read_options import OptionError
@@ -94,6 +95,15 @@ def stream_claim(options: WriterOptions) -> Claim:
         claim = _driver(options).claim(sink)
         _keep_claim(options, claim)
     return claim
+
+
+def refuse_older_checkpoint(options: Mapping[str, str], files: CheckpointFiles) -> None:
+    """Raise CheckpointError if the topic has a later batch of the query than its checkpoint. Call it before a start."""
+    if query := files.query_id():
+        parsed = parse(options)
+        state = _driver(parsed).state(parsed.sink_id or query)
+        # Read after the state: another run plans a batch before it commits the batch.
+        check_planned(state, query, newest_batch(files))
 
 
 def _sink_name(options: WriterOptions) -> str:
