@@ -14,6 +14,8 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 
 from klamm.errors import KlammError
+from klamm.spark.source.batch_offsets import BatchOffsets
+from klamm.spark.source.checkpoint_locations import CheckpointError
 from klamm.spark.tables import commits, parquet_files
 from klamm.spark.tables.commits import BatchOfFiles, commit
 from klamm.spark.tables.delta import PLANNED_BATCH, TableLayout, Written, parse_options
@@ -35,6 +37,14 @@ def write(path: Path, ids: list[int], dated: bool = False, days: int = 1) -> lis
 def put(path: Path, batch_id: int, ids: list[int], app_id: str = "query") -> bool:
     """Commit a batch without offsets, which the checkpoint had planned before the query started."""
     return commit(path, BatchOfFiles(ROWS, write(path, ids), False, app_id, batch_id, planned_batch=batch_id))
+
+
+def put_new(path: Path, batch_id: int, ids: list[int], offsets: BatchOffsets | None) -> bool:
+    """Commit a batch that Spark planned after the query had started."""
+    planned = BatchOfFiles(
+        ROWS, write(path, ids), False, "query", batch_id, offsets=offsets, planned_batch=batch_id - 1
+    )
+    return commit(path, planned)
 
 
 def ids(path: Path) -> list[int]:
@@ -233,17 +243,25 @@ def test_a_column_added_meanwhile_costs_another_try(tmp_path: Path, monkeypatch:
     assert ids(tmp_path) == [0, 1]
 
 
-def test_the_faster_of_two_runs_on_one_checkpoint_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, 0, [0])
+@pytest.mark.parametrize("offsets", [BatchOffsets(({"t": {"0": 1}},), ({"t": {"0": 2}},)), None])
+def test_the_faster_of_two_runs_on_one_checkpoint_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets: BatchOffsets | None
+) -> None:
+    """If the offsets are unknown, the batches may differ: the slower run must not continue."""
+    assert put_new(tmp_path, 0, [0], offsets)
     evolve = commits.evolve
 
     def meanwhile(table: DeltaTable, schema: pa.Schema, is_partitioned: bool) -> list[str]:
         monkeypatch.setattr(commits, "evolve", evolve)
-        assert put(tmp_path, 1, [1])
+        assert put_new(tmp_path, 1, [1], offsets)
         return evolve(table, schema, is_partitioned)
 
     monkeypatch.setattr(commits, "evolve", meanwhile)
-    assert not put(tmp_path, 1, [1])
+    if offsets is not None:
+        assert not put_new(tmp_path, 1, [1], offsets)
+    else:
+        with pytest.raises(CheckpointError, match=r"Another run of this query has committed batch 1 .* Stop one"):
+            put_new(tmp_path, 1, [1], offsets)
     assert ids(tmp_path) == [0, 1]
 
 

@@ -134,8 +134,8 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
     """Whether the table has this batch. Raises CheckpointError if it has later ones, or other records with this number.
 
     Offsets are unknown if the checkpoint is remote, the commit is of an older version, or Delta removed it from its
-    log. Spark repeats only a batch that its checkpoint had planned before the query started: any other batch with a
-    known number is a new one.
+    log. Spark repeats only a batch that its checkpoint had planned before the query started. `planned_batch` has
+    refused a table with later ones, so another run has committed any other batch since.
     """
     version = table.transaction_version(batch.app_id) if batch.app_id is not None else None
     if version is None or version < batch.batch_id:
@@ -157,8 +157,8 @@ def is_committed(table: DeltaTable, batch: BatchOfFiles) -> bool:
         )
     if batch.planned_batch is not None and batch.batch_id > batch.planned_batch:
         raise CheckpointError(
-            f"The table {name} has batch {version} of this query, and the checkpoint had no such batch when the query "
-            f"started: it is older than the table. {way_out}"
+            f"Another run of this query has committed batch {version} to the table {name} since this run started: both "
+            "use the same checkpoint. Stop one of them."
         )
     if batch.planned_batch is None and not batch.trust_number:
         raise CheckpointError(
