@@ -132,8 +132,9 @@ def test_streams_and_jobs_are_written_once_and_leave_no_transaction(
         ).awaitTermination()
 
 
-def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(
-    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path
+@pytest.mark.parametrize("mode", ["append", pytest.param("update", marks=pytest.mark.long)])
+def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_or_a_new_checkpoint_is_not(
+    spark: SparkSession, cluster: LocalCluster, topic: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     source, target = topic("in"), topic("out")
     servers, prefix = cluster.bootstrap_servers, cluster.unique_topic_name("copy")
@@ -144,14 +145,15 @@ def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(
         producer.produce(source, value.encode())
         producer.flush()
 
-    def run() -> None:
+    def run(checkpoint: str = remote) -> None:
         frame = ks.topic(spark, source, bootstrap_servers=servers, startingOffsets="earliest").selectExpr("value")
         query = ks.to_topic(
             frame,
             target,
             bootstrap_servers=servers,
-            checkpoint=remote,
+            checkpoint=checkpoint,
             trigger="available_now",
+            mode=mode,
             guarantee="exactly_once",
             transactionalIdPrefix=prefix,
         )
@@ -173,6 +175,8 @@ def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(
             run()
         assert not (local / "offsets" / "1").exists(), "the next start would take this batch for the topic's"
     assert committed(spark, cluster, target) == ["a", "b"]
+    run(mounted(spark, tmp_path / "new"))
+    assert committed(spark, cluster, target) == ["a", "a", "b", "b", "c", "d"], "another query under the same name"
 
 
 def test_a_query_that_is_stopped_inside_a_batch_leaves_no_transaction(

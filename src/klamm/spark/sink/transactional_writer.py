@@ -160,7 +160,10 @@ class ExactlyOnceBatchWriter(DataSourceArrowWriter):
             _driver(self._options).abort_job(self._claim.sink, _transactions(messages))
 
     def _query(self) -> str:
-        return query_id_of(self._options.checkpoint or "") if self._is_batch else ""
+        """Return the streaming query of this task; empty for a job. Only Spark knows it if the checkpoint is remote."""
+        if not self._is_batch:
+            return ""
+        return _property(QUERY_PROPERTY) or query_id_of(self._options.checkpoint or "")
 
 
 # --- on the driver ---
@@ -262,13 +265,16 @@ def _task() -> TaskIdentity:
     return TaskIdentity("", "", 0, context.partitionId(), context.attemptNumber())
 
 
-def streaming_task() -> TaskIdentity:
-    """Return the batch and the attempt of the running task of a streaming query."""
+def _property(name: str) -> str | None:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    names = (QUERY_PROPERTY, RUN_PROPERTY, BATCH_PROPERTY)
-    query, run, batch = (context.getLocalProperty(name) if context is not None else None for name in names)
+    return context.getLocalProperty(name) if context is not None else None
+
+
+def streaming_task() -> TaskIdentity:
+    """Return the batch and the attempt of the running task of a streaming query."""
+    query, run, batch = (_property(name) for name in (QUERY_PROPERTY, RUN_PROPERTY, BATCH_PROPERTY))
     if query is None or run is None or batch is None:
         raise KlammError(
             "Spark did not name the streaming query and the batch of this task: exactly once is impossible."
