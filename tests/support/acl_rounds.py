@@ -10,7 +10,7 @@ from uuid import UUID
 from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message
 from klamm.security.acl.bindings import AclBinding
-from tests.support.acl_table import ALICE, API_BY_NAME, BATCH, TO_DELETE, Grants, Row
+from tests.support.acl_table import ALICE, API_BY_NAME, BATCH, GROUPS_TO_DELETE, TO_DELETE, Grants, Row
 from tests.support.messages import build, codes
 
 Ask = Callable[[str, Message, int], Any]
@@ -26,7 +26,7 @@ class AclRounds:
         self._topic_ids: Mapping[str, UUID] = {}
 
     def prepare(self) -> None:
-        """Make the topic `t` with one record, the group `g` with an offset of it, and the other things of the table."""
+        """Make the topic `t` with one record, groups with an offset of it, and the other things of the table."""
         created = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in ("t", *TO_DELETE)]
         self._until_worked("CreateTopics", {"timeout_ms": 20_000, "topics": created}, 5)
         partition = {"index": 0, "records": BATCH}
@@ -35,8 +35,9 @@ class AclRounds:
         self._until_worked("FindCoordinator", {"key": "g"}, 1)
         self._until_worked("FindCoordinator", {"key": "x", "key_type": 1}, 1)
         offset = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
-        commit = {"group_id": "g", "generation_id_or_member_epoch": -1}
-        self._until_worked("OffsetCommit", commit | {"topics": [{"name": "t", "partitions": [offset]}]}, 3)
+        for group in ("g", *GROUPS_TO_DELETE):
+            commit = {"group_id": group, "generation_id_or_member_epoch": -1}
+            self._until_worked("OffsetCommit", commit | {"topics": [{"name": "t", "partitions": [offset]}]}, 3)
         self._until_worked("InitProducerId", {"transactional_id": "listed", "transaction_timeout_ms": 10_000}, 1)
         self._open_transaction()
         asked = [{"name": name} for name in ("t", *TO_DELETE)]
@@ -71,10 +72,10 @@ class AclRounds:
     def differences(self, row: Row, ask: Ask, versions: Callable[[str], range] | None = None) -> list[str]:
         """Return a line per request of `User:alice` with another outcome than the table has."""
         lines = []
-        for grants, expected in row.steps:
-            lines += self._compare(row, ask, grants, expected, versions)
         for grants, denial, expected in row.denials():
             lines += self._compare(row, ask, (*grants, denial), expected, versions)
+        for grants, expected in row.steps:
+            lines += self._compare(row, ask, grants, expected, versions)
         return lines
 
     def _compare(
