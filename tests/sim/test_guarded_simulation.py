@@ -71,12 +71,16 @@ OF_CLIENTS = {
     "SyncGroup",
     "TxnOffsetCommit",
 }
+OTHERS = {"proofs", "sessions", "sessions of followers", "users"}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("scenario", "seeds", "expected"),
-    [(GuardedScenario, SEEDS, OF_BROKERS | OF_CLIENTS), (ProvenScenario, PROVEN_SEEDS, OF_BROKERS | {"proofs"})],
+    [
+        (GuardedScenario, SEEDS, OF_BROKERS | OF_CLIENTS | OTHERS),
+        (ProvenScenario, PROVEN_SEEDS, OF_BROKERS | {"proofs"}),
+    ],
 )
 def test_seeds(scenario: NewScenario, seeds: int, expected: set[str]) -> None:
     summary = run_cluster_seeds(0, seeds, scenario=scenario)

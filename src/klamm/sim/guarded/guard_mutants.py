@@ -269,6 +269,72 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
         "            bits[principal, WILDCARD] = bits.get((principal, WILDCARD), 0) | _bit(operation)\n",
         2,
     ),
+    "principals_are_ignored": Mutant(
+        "klamm.security.acl.rules",
+        "            bits[principal, host] = bits.get((principal, host), 0) | _bit(operation)\n",
+        "            bits[ANY_PRINCIPAL, host] = bits.get((ANY_PRINCIPAL, host), 0) | _bit(operation)\n",
+        1,
+    ),
+    "entries_for_users_are_ignored": Mutant(
+        "klamm.security.acl.rules",
+        "asked = (principal, host), (principal, WILDCARD), (ANY_PRINCIPAL, host)",
+        "asked = (ANY_PRINCIPAL, host)",
+        1,
+    ),
+    "entries_for_others_close_nothing": Mutant(
+        "klamm.security.acl.rules",
+        "bool(allowed & _ALLOWED_BY[operation])",
+        "bool(allowed & _ALLOWED_BY[operation] or if_none_found and not allowed | denied)",
+        1,
+    ),
+    "everyone_is_allowed_without_entries": Mutant(
+        "klamm.security.acl.authorizer",
+        "self._allows_without_rules = allow_everyone_if_no_acl_found",
+        "self._allows_without_rules = True",
+        1,
+        1,
+    ),
+    "nobody_is_allowed_without_entries": Mutant(
+        "klamm.security.acl.authorizer",
+        "self._allows_without_rules = allow_everyone_if_no_acl_found",
+        "self._allows_without_rules = False",
+        1,
+    ),
+    "unreadable_entries_deny_nothing": Mutant(
+        "klamm.acl_changes", "        return _DENY_ALL\n", "        return frozenset()\n", 1
+    ),
+    "sessions_of_other_users": Mutant(
+        _A + "fetch_context",
+        "(ctx.principal, ctx.client_host, broker.acls.authorizer.rules)",
+        "(ctx.client_host, broker.acls.authorizer.rules)",
+        1,
+    ),
+    "sessions_of_other_hosts": Mutant(
+        _A + "fetch_context",
+        "(ctx.principal, ctx.client_host, broker.acls.authorizer.rules)",
+        "(ctx.principal, broker.acls.authorizer.rules)",
+        1,
+    ),
+    "sessions_outlive_their_rules": Mutant(
+        _A + "fetch_context",
+        "(ctx.principal, ctx.client_host, broker.acls.authorizer.rules)",
+        "(ctx.principal, ctx.client_host)",
+        1,
+    ),
+    "anyone_has_the_session_of_a_follower": Mutant(
+        _A + "fetch",
+        "return is_claimed and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION, is_probe=True)",
+        "return is_claimed",
+        1,
+    ),
+    "a_proof_replaces_the_login": Mutant(
+        "klamm.network.gate",
+        "        if exchange is None:\n            return self._begin(",
+        "        if exchange is None or (key == HANDSHAKE and mechanism_of(frame, version) == KLAMM_PEER):\n"
+        "            return self._begin(",
+        1,
+        also=(("security.peer is not None and not self.is_closed:", "security.peer is not None:"),),
+    ),
     "decisions_outlive_their_rules": Mutant(
         "klamm.security.acl.authorizer",
         "        self._rules = rules\n        self._remembered = {}\n",
@@ -287,6 +353,12 @@ def _anonymous(module: str, sender: str) -> Mutant:
 
 
 PROOF_MUTANTS: Final[dict[str, Mutant]] = {
+    "proofs_are_not_compared": Mutant(
+        "klamm.security.sasl.scram_exchange",
+        "        if not compare_digest(h(self._hash, client_key), credential.stored_key):\n",
+        "        if False:\n",
+        1,
+    ),
     "leader_and_isr_without_proof": _unguarded("leader_and_isr", seeds=1),
     "update_metadata_without_proof": _unguarded("update_metadata", seeds=1),
     "stop_replica_without_proof": _unguarded("stop_replica", seeds=1),

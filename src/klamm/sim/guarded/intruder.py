@@ -42,7 +42,9 @@ from klamm.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestTopic,
 )
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.replica.fetch_session import INITIAL_EPOCH
 from klamm.security.acl.bindings import AclOperation, PatternType, Permission, ResourceType
+from klamm.sim.checkers import Violation
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.guarded import attempts, more_attempts, second_checks, views
 from klamm.sim.guarded.attempts import Attempt, RefusedClient, of_cluster
@@ -90,9 +92,21 @@ class Intruder(RefusedClient):
             for attempt in second_checks.of_coordinators(self._cluster.partitions[0], TRANSACTIONAL_ID):
                 await self._send(node, attempt)
         assert controller.broker is not None
+        await self._claim_session(controller, self._cluster.partitions[0])
         topic_id = controller.broker.metadata.topic_id(self._cluster.partitions[0].topic)
         await self._send(controller, views.deleted_by_id(topic_id))
         await self._send(await self.coordinator(), views.groups(self._group))
+
+    async def _claim_session(self, node: SimNode, tp: TopicPartition) -> None:
+        """A follower's session may take the place of a consumer's: the intruder must not get such a session."""
+        follower = next((other for other in self._cluster.nodes if other != node.id), node.id)
+        request = attempts.fetch(node, tp, follower)
+        request.session_epoch = INITIAL_EPOCH
+        response = await self._client.ask(node.id, request, 12)
+        sessions = () if node.broker is None else node.broker.fetch_sessions
+        if any(session.is_privileged for session in sessions if session.id == response.session_id):
+            raise Violation(f"broker {node.id} gives {self.name} the session of a follower")
+        self._cluster.counts["refused sessions of followers"] += 1
 
     async def coordinator(self) -> SimNode:
         """The broker that lists the group, as soon as one does."""

@@ -38,6 +38,8 @@ HIDDEN_PREFIX: Final = "hidden-"
 """Topics with this prefix are denied to the intruder by one entry."""
 SHOWN: Final = "shown"
 """The intruder may describe this topic, although it is denied to write."""
+UNREADABLE: Final = "unreadable"
+"""The entries of this topic cannot be decoded: until they are repaired, nobody may use it."""
 _TOPIC: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 _GROUP: Final = ErrorCode.GROUP_AUTHORIZATION_FAILED
 _CLUSTER: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -129,8 +131,12 @@ def _of_operators() -> Iterator[Attempt]:
 
 
 def _of_rules() -> Iterator[Attempt]:
-    """A prefix denies, a wildcard that allows others denies, and a denied operation implies nothing."""
+    """A prefix denies, a wildcard that allows others denies, and a denied operation implies nothing.
+
+    Entries that cannot be decoded deny what the wildcard allows.
+    """
     yield _metadata(f"{HIDDEN_PREFIX}1", _TOPIC)
+    yield _metadata(UNREADABLE, _TOPIC)
     yield _metadata(SHOWN, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     described = DescribeTransactionsRequest(transactional_ids=["of-nobody"])
     yield Attempt(described, 0, _first("transaction_states"), _ID)

@@ -7,23 +7,17 @@ be refused, at any moment of a run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
 from typing import Final
 
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
-from klamm.security.client_security import PLAINTEXT, ClientSecurity
-from klamm.security.sasl.client_mechanisms import SaslCredentials
-from klamm.security.sasl.mechanisms import KLAMM_PEER
-from klamm.security.secret import Secret
-from klamm.sim.checkers import Violation
-from klamm.sim.clients import Client
+from klamm.security.client_security import PLAINTEXT
 from klamm.sim.cluster import SimCluster, SimNode
 from klamm.sim.cluster_runner import Scenario
 from klamm.sim.guarded import attempts
 from klamm.sim.guarded.attempts import Attempt, RefusedClient, of_cluster
 from klamm.sim.guarded.intruder import TRANSACTIONAL_ID
-from klamm.zk.model import paths
+from klamm.sim.guarded.proofs import guess, peer_secret, proof_of
 
 _CLUSTER: Final = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
@@ -36,9 +30,8 @@ class ProvenScenario(Scenario):
     async def _start_clients(self) -> None:
         await super()._start_clients()
         cluster = self._cluster
-        znode = cluster.zookeeper.tree.nodes[paths.PEER_SECRET]
-        secret = (znode.data or b"").decode()
-        await self._while_watching(cluster.loop.spawn(cluster.client_process("guesser"), _guess(cluster)))
+        secret = peer_secret(cluster)
+        await self._while_watching(cluster.loop.spawn(cluster.client_process("guesser"), guess(cluster)))
         for impostor in (Impostor(cluster, None, secret), *(Impostor(cluster, each, secret) for each in cluster.nodes)):
             process = cluster.client_process(impostor.name)
             await self._while_watching(cluster.loop.spawn(process, impostor.try_everything()))
@@ -49,7 +42,7 @@ class Impostor(RefusedClient):
     """Sends requests in the name of other brokers. `own_id` is the broker whose proof it has; a stranger has none."""
 
     def __init__(self, cluster: SimCluster, own_id: int | None, secret: str) -> None:
-        security = PLAINTEXT if own_id is None else _proof(own_id, secret)
+        security = PLAINTEXT if own_id is None else proof_of(own_id, secret)
         super().__init__("stranger" if own_id is None else f"traitor-{own_id}", cluster, security)
         self._own_id = own_id
 
@@ -62,19 +55,3 @@ class Impostor(RefusedClient):
         if self._own_id is None:  # these name no sender: any broker may coordinate transactions
             yield attempts.commit_marker(tp)
             yield attempts.partitions_of_transaction(tp, TRANSACTIONAL_ID)
-
-
-def _proof(broker_id: int, secret: str) -> ClientSecurity:
-    return ClientSecurity(peer=SaslCredentials(KLAMM_PEER, str(broker_id), Secret(secret)))
-
-
-async def _guess(cluster: SimCluster) -> None:
-    """Somebody who does not know the secret cannot prove anything."""
-    guesser = Client("guesser", cluster.addresses, Random(cluster.seed), _proof(1, "a guessed secret"))
-    node = next(node for node in cluster.nodes.values() if node.broker is not None)
-    try:
-        await guesser.ask(node.id, *next((each.request, each.version) for each in attempts.as_broker(cluster, 1)))
-    except OSError:
-        cluster.counts["refused proofs"] += 1
-    else:
-        raise Violation(f"broker {node.id} accepts a proof with a wrong secret")
