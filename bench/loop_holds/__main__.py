@@ -173,6 +173,9 @@ def measured(sender: Sender, count: int, chosen: requests.Chosen) -> Iterator[tu
         for _ in range(60):
             sender.ask(requests.one_mib())
         yield sender.measure(large)
+    for name, record_bytes in requests.PRODUCES:
+        if chosen(name):
+            yield sender.measure(requests.produce(name, record_bytes))
     for name, assignments, size_bytes in requests.SYNCS:
         if chosen(name):
             yield sender.sync(name, assignments, size_bytes)

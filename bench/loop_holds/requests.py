@@ -219,6 +219,14 @@ def one_mib() -> Case:
     return case("", ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[data]), 9)
 
 
+def produce(name: str, record_bytes: int) -> Case:
+    """A batch of a MiB for each of 90 partitions: about as many bytes as a frame may have."""
+    records = batch(1_000 << 10, record_bytes)
+    rows = [PartitionProduceData(index=partition, records=records) for partition in range(90)]
+    data = TopicProduceData(name=TOPIC, partition_data=rows)
+    return case(name, ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[data]), 9)
+
+
 def sync(name: str, group_id: str, count: int, size_bytes: int) -> Callable[[str], Case]:
     """A function from a member id of the group to the request with its assignment and `count` others."""
 
@@ -238,6 +246,10 @@ def sync(name: str, group_id: str, count: int, size_bytes: int) -> Callable[[str
     return of
 
 
+PRODUCES: Final = (
+    ("Produce of 90 MiB in 90 partitions", 10_000),
+    ("Produce of 90 MiB in 90 partitions, checked in the thread", 50),
+)
 SYNCS: Final = (
     ("SyncGroup of 7 MiB", 0, 7 * MIB),
     ("SyncGroup of 99 MiB", 0, 99 * MIB),

@@ -6,7 +6,7 @@ Turns of the loop are counted, not milliseconds: a handler that answers without 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from types import GeneratorType
@@ -22,6 +22,7 @@ from klamm.apis import list_offsets as list_offsets_api
 from klamm.apis.api_declaration import at_once
 from klamm.apis.client_quota_entities import MAX_PARTS
 from klamm.apis.missing_topics import MAX_MISSING
+from klamm.apis.produce import MOST_BYTES
 from klamm.apis.slices import SLICE
 from klamm.controller import events
 from klamm.controller.replies import (
@@ -1003,3 +1004,72 @@ def test_few_logs_are_used_between_two_turns(
         per_turn.append(uses)
     assert uses == HOSTED
     assert max(after - before for before, after in pairwise([0, *per_turn, uses])) <= MOST_LOGS
+
+
+def produce_of(sizes: Mapping[str, Sequence[int]]) -> produce.ProduceRequest:
+    """One batch per partition, with values of these sizes."""
+    topics = [
+        produce.TopicProduceData(
+            name=name,
+            partition_data=[
+                produce.PartitionProduceData(index=index, records=batch(bytes(size)))
+                for index, size in enumerate(values)
+            ],
+        )
+        for name, values in sizes.items()
+    ]
+    return produce.ProduceRequest(transactional_id=None, acks=1, timeout_ms=1000, topic_data=topics)
+
+
+class TestLargeRecords:
+    """A Produce with few partitions and many bytes."""
+
+    SIZES: Mapping[str, Sequence[int]] = {
+        "large": (400_000,) * 5,
+        "mixed": (1_000_000, 10, 10, 500_000, 10, 500_000, 2 * MOST_BYTES, 10),
+        "small": (10,) * 5,
+    }
+    TOO_LARGE = ("mixed", 6)
+
+    def appended(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+        found: list[tuple[str, int, int]] = []
+        real = Partition.append_records_to_leader
+
+        def append(partition: Partition, records: Any, *args: Any) -> Any:
+            found.append((*partition.topic_partition, len(records)))
+            return real(partition, records, *args)
+
+        monkeypatch.setattr(Partition, "append_records_to_leader", append)
+        return found
+
+    def test_few_bytes_are_appended_between_two_turns(self, one: GroupBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, sizes in self.SIZES.items():
+            one.lead(name, len(sizes))
+        appended = self.appended(monkeypatch)
+        handling = one.dispatch(APIS[0], produce_of(self.SIZES), 9)
+        assert isinstance(handling, GeneratorType)
+        per_turn: list[list[int]] = []
+        response: Any = None
+        while response is None:
+            before = len(appended)
+            try:
+                next(handling)
+            except StopIteration as done:
+                response = done.value
+            per_turn.append([size for _, _, size in appended[before:]])
+        assert all(sum(sizes) <= MOST_BYTES or len(sizes) == 1 for sizes in per_turn)
+        expected = [(name, index) for name, sizes in self.SIZES.items() for index in range(len(sizes))]
+        assert [(name, index) for name, index, _ in appended] == expected
+        answers = [(topic.name, row) for topic in response.responses for row in topic.partition_responses]
+        assert [topic.name for topic in response.responses] == list(self.SIZES)
+        assert [(name, row.index) for name, row in answers] == expected
+        failed = {(name, row.index): row.error_code for name, row in answers if row.error_code}
+        assert failed == {self.TOO_LARGE: ErrorCode.MESSAGE_TOO_LARGE}
+
+    def test_a_request_that_fits_into_one_turn_takes_one(
+        self, one: GroupBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one.lead("fitting", 5)
+        appended = self.appended(monkeypatch)
+        response = one.dispatch(APIS[0], produce_of({"fitting": (MOST_BYTES // 5 - 100,) * 5}), 9)
+        assert isinstance(response, produce.ProduceResponse) and len(appended) == 5

@@ -42,7 +42,8 @@ class Parts:
 
     `asked` and `answers` name the arrays of request and response. With `rows` and `row_answers` the elements have
     arrays of their own (topics of partitions), which are split as well; `name` is the field by which an answer names
-    its element. `weigh` counts an element as several. Elements with the same `key` go into the same part, as the
+    its element. `weigh` counts an element as several. With `row_bytes` a part also ends before the row with which its
+    rows would exceed `most_bytes`; it has at least one row. Elements with the same `key` go into the same part, as the
     handler may compare them; at most `copies` of them are looked at. Without `key`, `copies=1` drops repeated rows.
     Parts are handled one after the other, each when the one before is answered, or with `together` without waiting.
     `later` handles all parts but the first. `union` is an array of nodes in the response.
@@ -55,6 +56,8 @@ class Parts:
     name: str = "name"
     most: int = MOST
     weigh: Callable[[Any], int] | None = None
+    row_bytes: Callable[[Any], int] | None = None
+    most_bytes: int = 0
     key: Callable[[Any], Hashable] | None = None
     copies: int = 0
     together: bool = False
@@ -102,7 +105,7 @@ class Parts:
 
     def _split_rows(self, elements: Sequence[Any], rows: str, hold: Hold) -> Iterator[_Part | None]:
         part: list[Any] = []
-        room, is_continued = self.most, False
+        room, room_bytes, is_continued = self.most, self.most_bytes, False
         seen: set[tuple[Any, Any]] = set()
         hold(seen)
         for element in elements:
@@ -110,6 +113,13 @@ class Parts:
             start = 0
             while start == 0 or start < len(all_rows):
                 taken = all_rows[start : start + room]
+                if self.row_bytes is not None and taken:
+                    fitting, room_bytes = _fitting(taken, self.row_bytes, room_bytes, is_first=not part)
+                    if not fitting:
+                        yield _Part(part, is_continued)
+                        part, room, room_bytes = [], self.most, self.most_bytes
+                        continue
+                    taken = taken[:fitting]
                 if not part:
                     is_continued = start > 0
                 start += max(1, len(taken))
@@ -121,9 +131,24 @@ class Parts:
                 part.append(_with(element, rows, taken))
                 if room <= 0:
                     yield _Part(part, is_continued)
-                    part, room = [], self.most
+                    part, room, room_bytes = [], self.most, self.most_bytes
         if part:
             yield _Part(part, is_continued)
+
+
+def _fitting(
+    rows: Sequence[Any], row_bytes: Callable[[Any], int], room_bytes: int, *, is_first: bool
+) -> tuple[int, int]:
+    """Return how many of the next rows have at most `room_bytes`, and the room that is left then.
+
+    The first row of a part always fits. If it is larger than a part, the room that is left is negative.
+    """
+    for count, row in enumerate(rows):
+        left = room_bytes - row_bytes(row)
+        if left < 0 and (count or not is_first):
+            return count, room_bytes
+        room_bytes = left
+    return len(rows), room_bytes
 
 
 def in_parts(handle: Handler, parts: Parts) -> Handler:
@@ -142,16 +167,24 @@ def in_parts(handle: Handler, parts: Parts) -> Handler:
 
 
 def _in_parts_of_rows(handle: Handler, parts: Parts, rows: Callable[[Any], Sequence[Any]]) -> Handler:
-    asked, most = attrgetter(parts.asked), parts.most
+    asked, most, row_bytes = attrgetter(parts.asked), parts.most, parts.row_bytes
 
     def count_rows(element: Any) -> int:
         return len(rows(element))
+
+    def are_light(elements: Sequence[Any], row_bytes: Callable[[Any], int]) -> bool:
+        room = parts.most_bytes
+        for element in elements:
+            for row in rows(element):
+                room -= row_bytes(row)
+        return room >= 0
 
     @wraps(handle)
     def handle_in_parts(broker: Broker, ctx: RequestContext, req: Any) -> Any:
         elements = asked(req)
         is_one = elements is not None and len(elements) == 1  # the usual request
-        if len(rows(elements[0])) <= most if is_one else parts.is_small(elements, count_rows):
+        is_small = len(rows(elements[0])) <= most if is_one else parts.is_small(elements, count_rows)
+        if is_small and (row_bytes is None or are_light(elements, row_bytes)):
             return handle(broker, ctx, req)
         return begin(_PartedRequest(handle, parts, broker, ctx, req).steps())
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BYTES_PER_SLICE: Final = 1 << 20
+"""Records that are appended before the loop serves others."""
 _NONE: Final = ErrorCode.NONE
 _STATS: Final = ("kafka.server", "FetcherStats")
 _SESSION_ERRORS: Final = frozenset(
@@ -253,15 +255,18 @@ class ReplicaFetcher:
                 log.warning("%s: broker %d rejected a fetch: %s", self.name, self.leader_id, error.name)
                 await self._rest(self._config.backoff_ms / 1000)
             return
-        count = 0
+        count = size_bytes = 0
         for topic in response.responses:
             for data in topic.partitions:
+                own_bytes = len(data.records) if data.records else 0
+                if count == PARTITIONS_PER_SLICE or (count and size_bytes + own_bytes > BYTES_PER_SLICE):
+                    await asyncio.sleep(0)
+                    count = size_bytes = 0
                 state = self._session.asked(topic.topic, topic.topic_id, data.partition_index)
                 if state is not None and state.is_current:
                     self._on_partition(state, data)
                 count += 1
-                if count % PARTITIONS_PER_SLICE == 0:
-                    await asyncio.sleep(0)
+                size_bytes += own_bytes
 
     async def _build(self, wait_ms: int) -> BuiltRequest:
         """A request after a lost connection names every partition: it is built in slices."""

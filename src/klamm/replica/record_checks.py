@@ -39,6 +39,8 @@ INLINE_UNPACKED_BYTES: Final = 128 * 1024
 """Maximum uncompressed size of a batch that is checked on the loop."""
 MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
 """Maximum bytes that wait for the thread. Further requests get a retriable error."""
+MOST_BYTES: Final = 1 << 20
+"""Records that are appended in one step of the loop. A larger request takes one step."""
 LEAST_COST: Final = 10
 """Base cost of a compressed batch: decompression takes time too."""
 _PLAIN_RECORDS: Final = 10
@@ -88,6 +90,8 @@ class RecordChecks:
         self._queue: deque[_Waiting] = deque()
         self._busy: Counter[TopicPartition] = Counter()
         self._waiting_bytes = 0
+        self._is_draining = False
+        """Whether checked records are appended in the next turn of the loop: they are too many for this one."""
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run work of the same kind (a pure function of bytes) in the worker."""
@@ -105,7 +109,8 @@ class RecordChecks:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.shutdown(wait=True)
-            self._drain()
+            while self._queue and self._queue[0].check.done():
+                self._append_next()
 
     def are_needed(self, records: Mapping[TopicPartition, RecordsBytes]) -> bool:
         """Whether `run` may have work. False for uncompressed batches of few records."""
@@ -183,23 +188,39 @@ class RecordChecks:
         return answer
 
     def _drain(self) -> None:
-        """Append checked records, oldest request first."""
+        """Append checked records, oldest request first. The next turn continues if they are too many for this one."""
+        if self._is_draining:
+            return
+        size_bytes = 0
         while self._queue and self._queue[0].check.done():
-            waiting = self._queue[0]
-            self._record(waiting.converted)
-            try:
-                done = waiting.append(waiting.checked | waiting.check.result())
-            except Exception as error:
-                if not waiting.answer.done():
-                    waiting.answer.set_exception(error)
-            else:
-                _deliver(done, waiting.answer)
-            self._queue.popleft()
-            self._waiting_bytes -= waiting.size_bytes
-            self._busy.subtract(waiting.records.keys())
-            for tp in waiting.records:
-                if not self._busy[tp]:
-                    del self._busy[tp]
+            size_bytes += self._queue[0].size_bytes
+            if size_bytes > MOST_BYTES and size_bytes != self._queue[0].size_bytes:
+                self._is_draining = True
+                self._loop.call_soon(self._drain_more)
+                return
+            self._append_next()
+
+    def _drain_more(self) -> None:
+        self._is_draining = False
+        self._drain()
+
+    def _append_next(self) -> None:
+        """Append the records of the oldest request. The requests behind it wait until this is done."""
+        waiting = self._queue[0]
+        self._record(waiting.converted)
+        try:
+            done = waiting.append(waiting.checked | waiting.check.result())
+        except Exception as error:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(error)
+        else:
+            _deliver(done, waiting.answer)
+        self._queue.popleft()
+        self._waiting_bytes -= waiting.size_bytes
+        self._busy.subtract(waiting.records.keys())
+        for tp in waiting.records:
+            if not self._busy[tp]:
+                del self._busy[tp]
 
     def _record(self, converted: list[_Converted]) -> None:
         self._conversions.record(

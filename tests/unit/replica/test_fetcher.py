@@ -7,20 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import ErrorCode
-from klamm.model import ZERO_UUID
+from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.wire import Message
 from klamm.replica.delete_records import delete_records
 from klamm.replica.fetch_session_handler import FetchSessionHandler
 from klamm.replica.fetch_state import PartitionFetchState
+from klamm.replica.fetcher import BYTES_PER_SLICE
 from klamm.replica.fetcher_config import FetcherConfig
+from klamm.replica.partition import Partition
 from tests.support.followers import TOPIC_ID, TP, Brokers
+from tests.support.one_broker import batch
 
 MODERN = {"fetch_version": 17}
 OLD = {"fetch_version": 11, "list_offsets_version": 5, "offset_for_leader_epoch_version": 3}
@@ -46,6 +50,37 @@ def test_a_follower_copies_records_and_learns_the_high_watermark(cluster: Broker
     assert cluster.log(2).high_watermark == 3
     stats = cluster.brokers[2].broker.replicas.topic_stats
     assert stats.replication_bytes_in.count == cluster.log(2).size_bytes
+
+
+def test_few_bytes_are_appended_between_two_turns(cluster: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.elect(1)
+    sizes = (400_000,) * 8  # one response has no more than `fetch.max.bytes`
+    state: dict[str, Any] = {"leader": 1, "replicas": (1, 2), "isr": (1, 2), "topic_id": UUID(int=5)}
+    leader, follower = cluster.brokers[1], cluster.brokers[2]
+    leader.lead("large", len(sizes), **state)
+    follower.lead("large", len(sizes), **state)
+    partitions = [TopicPartition("large", index) for index in range(len(sizes))]
+    for tp, size in zip(partitions, sizes, strict=True):
+        leader.broker.replicas.partitions[tp].append_records_to_leader(batch(bytes(size)), 1, 0)
+    logs = [follower.broker.replicas.partitions[tp] for tp in partitions]
+    fetcher, loop = cluster.fetchers[2], follower.loop
+    fetcher.add([PartitionFetchState(partition, truncates_on_fetch=True) for partition in logs])
+
+    appended: list[int] = []
+    append = Partition.append_records_to_follower
+
+    def count(partition: Partition, records: Any, *args: Any) -> Any:
+        appended[-1] += len(records)
+        return append(partition, records, *args)
+
+    monkeypatch.setattr(Partition, "append_records_to_follower", count)
+    work = loop.create_task(fetcher.do_work())
+    while not work.done():
+        appended.append(0)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    work.result()
+    assert sum(appended) > sum(sizes) > BYTES_PER_SLICE >= max(appended)
 
 
 @pytest.mark.parametrize("is_added", [True, False])

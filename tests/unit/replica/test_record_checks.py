@@ -213,8 +213,53 @@ def test_many_records_of_an_uncompressed_batch_leave_the_loop(one: OneBroker, wo
     assert [a.error_code for a in answers(one.run(waiting))] == [0]
 
 
-def test_a_stopping_broker_appends_records_in_progress(one: OneBroker) -> None:
+def checked_at_once(one: OneBroker, worker: ManualWorker) -> tuple[list[Any], int]:
+    """Requests that are all checked before the loop turns, in the order of a producer's sequence; and their size."""
+    count = 40_000
+    values = [bytes((number,)) for number in range(6)]
+    sent = [large(value, codec=CompressionType.NONE, sequence=n * count, count=count) for n, value in enumerate(values)]
+    waiting = [send(one, (0, data)) for data in sent]
+    while worker.jobs:
+        worker.work()
+    assert not any(answer.done() for answer in waiting)
+    return waiting, len(sent[0])
 
+
+def turn(one: OneBroker) -> None:
+    one.loop.call_soon(one.loop.stop)
+    one.loop.run_forever()
+
+
+def test_few_bytes_are_appended_in_one_turn(one: OneBroker, worker: ManualWorker) -> None:
+    waiting, size = checked_at_once(one, worker)
+    log = one.broker.replicas.leader_log(TopicPartition("t", 0))
+    assert not isinstance(log, ErrorCode) and size < record_checks.MOST_BYTES < len(waiting) * size
+    turn(one)
+    after_one = log.size_bytes
+    assert 0 < after_one <= record_checks.MOST_BYTES
+    late = send(one, (0, batch(b"late")))
+    assert isinstance(late, asyncio.Future), "it does not overtake those that wait for the next turn"
+    worker.work()
+    turns = 1
+    while not late.done():
+        before = log.size_bytes
+        turn(one)
+        turns += 1
+        assert log.size_bytes - before <= record_checks.MOST_BYTES
+    assert turns >= len(waiting) * size // record_checks.MOST_BYTES
+    assert [[a.error_code for a in answers(one.run(answer))] for answer in [*waiting, late]] == [[0]] * 7
+    assert firsts(one) == [*(bytes((number,)) for number in range(6)), b"late"]
+
+
+def test_a_stopping_broker_appends_all_checked_records(one: OneBroker, worker: ManualWorker) -> None:
+    waiting, _ = checked_at_once(one, worker)
+    turn(one)
+    one.broker.replicas.shutdown()
+    assert len(firsts(one)) == len(waiting)
+    assert [[a.error_code for a in answers(one.run(answer))] for answer in waiting] == [[0]] * len(waiting)
+
+
+def test_a_stopping_broker_appends_records_in_progress(one: OneBroker) -> None:
     one.broker.replicas.record_checks.start(ThreadPoolExecutor(1))
     waiting = send(one, (0, large(b"last")))
     one.broker.replicas.shutdown()
