@@ -13,8 +13,10 @@ from klamm.errors import ProtocolError
 from klamm.protocol import chunked, compiler_decode, compiler_encode, runtime
 from klamm.protocol.compiler_decode import compile_sliced_decoder
 from klamm.protocol.compiler_encode import compile_sliced_encoder
+from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from klamm.protocol.messages.offset_fetch import OffsetFetchRequest
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from klamm.protocol.messages.update_metadata import UpdateMetadataPartitionState, UpdateMetadataRequest
@@ -23,6 +25,7 @@ from klamm.protocol.wire import Message, decode, decode_in_slices, encode_around
 from tests.wire.kio_bridge import from_kio, kio_cases, kio_class, our_class, random_entity
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 def run(steps: Generator[None, None, T]) -> tuple[T, int]:
@@ -148,34 +151,56 @@ def test_bytes_of_many_megabytes_are_not_copied() -> None:
     assert isinstance(value, memoryview) and value.obj is frame
 
 
-@pytest.mark.parametrize("sliced", [False, True], ids=["whole", "sliced"])
+def test_the_caps_are_those_of_kafka() -> None:
+    assert (runtime.MAX_ELEMENTS, runtime.MAX_TAGGED_FIELDS) == (1_000_000, 10_000)
+
+
+SLICED = pytest.mark.parametrize("sliced", [False, True], ids=["whole", "sliced"])
+
+
+def read_by(cls: type[M], version: int, frame: bytes, sliced: bool) -> tuple[M, int]:
+    return run(decode_in_slices(cls, version, frame))[0] if sliced else decode(cls, version, frame)
+
+
+@SLICED
 def test_more_than_a_million_elements_are_refused(sliced: bool) -> None:
-    count = runtime.MAX_ELEMENTS + 1
+    count = 1_000_001
     frame = count.to_bytes(4, "big") + bytes(2) * count  # MetadataRequest v1: empty topic names
-    with pytest.raises(ProtocolError, match="elements"):
-        run(decode_in_slices(MetadataRequest, 1, frame)) if sliced else decode(MetadataRequest, 1, frame)
+    with pytest.raises(ProtocolError, match="announces 1000001 elements"):
+        read_by(MetadataRequest, 1, frame, sliced)
 
 
-@pytest.mark.parametrize("sliced", [False, True], ids=["whole", "sliced"])
-@pytest.mark.parametrize("cls", [MetadataRequest, ListOffsetsRequest, ProduceRequest])
+@SLICED
+@pytest.mark.parametrize("count", [1_000_000, 1_000_001])
+def test_the_cap_on_elements_is_exact(count: int, sliced: bool) -> None:
+    before = bytes((0, 1)) + b"g" + (1).to_bytes(4, "big") + bytes((0, 1)) + b"t"  # OffsetFetchRequest v1
+    frame = before + count.to_bytes(4, "big") + bytes(4) * count
+    if count > 1_000_000:
+        with pytest.raises(ProtocolError, match="announces 1000001 elements"):
+            read_by(OffsetFetchRequest, 1, frame, sliced)
+        return
+    read, end = read_by(OffsetFetchRequest, 1, frame, sliced)
+    assert end == len(frame) and read.topics
+    assert len(read.topics[0].partition_indexes) == count
+
+
+@SLICED
+@pytest.mark.parametrize("cls", [MetadataRequest, ListOffsetsRequest, ProduceRequest, FetchRequest])
 def test_more_than_ten_thousand_tagged_fields_are_refused(cls: type[Message], sliced: bool) -> None:
     version = cls.VERSIONS[-1]
-    frame = bytearray(encode_bytes(_small(cls), version))
+    frame = encode_bytes(_small(cls), version)
     assert frame[-1] == 0
-    for count in (runtime.MAX_TAGGED_FIELDS, runtime.MAX_TAGGED_FIELDS + 1):
-        frame[-1:] = runtime.uvarint(count)
-        damaged = bytes(frame) + b"\x63\x00" * count
-        if count <= runtime.MAX_TAGGED_FIELDS:
-            assert decode(cls, version, damaged)[1] == len(damaged)
-            frame[-len(runtime.uvarint(count)) :] = b"\x00"
-            continue
-        with pytest.raises(ProtocolError, match="tagged fields"):
-            run(decode_in_slices(cls, version, damaged)) if sliced else decode(cls, version, damaged)
+    accepted, refused = (frame[:-1] + runtime.uvarint(count) + b"\x63\x00" * count for count in (10_000, 10_001))
+    assert read_by(cls, version, accepted, sliced) == (decode(cls, version, frame)[0], len(accepted))
+    with pytest.raises(ProtocolError, match=r"tagged fields announces 10001 elements"):
+        read_by(cls, version, refused, sliced)
 
 
 def _small(cls: type[Message]) -> Message:
     if cls is ProduceRequest:
         return ProduceRequest(acks=1, timeout_ms=1, topic_data=[])
+    if cls is FetchRequest:  # It has tagged fields of its own.
+        return FetchRequest(max_wait_ms=0, min_bytes=1, topics=[])
     if cls is ListOffsetsRequest:
         partition = ListOffsetsPartition(partition_index=0, timestamp=-1)
         return ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="t", partitions=[partition])])
