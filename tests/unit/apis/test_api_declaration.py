@@ -43,6 +43,31 @@ def test_control_requests_take_the_control_plane() -> None:
     assert control >= {"LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "AlterPartition"}
 
 
+def test_only_reads_are_dropped_with_their_connection() -> None:
+    """All others change something: they are carried out although nobody waits for the response, as in Kafka."""
+    assert {api.name for api in ALL if api.is_read} == {
+        "ApiVersions",
+        "DescribeAcls",
+        "DescribeClientQuotas",
+        "DescribeCluster",
+        "DescribeConfigs",
+        "DescribeGroups",
+        "DescribeLogDirs",
+        "DescribeProducers",
+        "DescribeTransactions",
+        "DescribeUserScramCredentials",
+        "Fetch",
+        "FindCoordinator",
+        "ListGroups",
+        "ListOffsets",
+        "ListPartitionReassignments",
+        "ListTransactions",
+        "Metadata",
+        "OffsetFetch",
+        "OffsetForLeaderEpoch",
+    }
+
+
 def test_the_documentation_is_fresh() -> None:
     written = (ROOT / "docs" / "reference" / "apis.md").read_text()
     assert written == docs.render(), "run: make docs"
