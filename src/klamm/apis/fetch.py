@@ -31,6 +31,7 @@ from klamm.apis.access import is_peer, may_on_cluster, remembering
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.fetch_context import SLICE, FetchContext, consume, in_order, open_context, sliced
 from klamm.apis.fetch_conversion import convert
+from klamm.apis.fetch_meters import mark
 from klamm.apis.fetch_quota import is_withheld, size_of
 from klamm.apis.guards import Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
@@ -62,7 +63,6 @@ _ZSTD: Final = "zstd"
 _LOG_END: Final = Isolation.LOG_END
 _HIGH_WATERMARK: Final = Isolation.HIGH_WATERMARK
 _TXN_COMMITTED: Final = Isolation.TXN_COMMITTED
-_UNKNOWN_SERVER_ERROR: Final = ErrorCode.UNKNOWN_SERVER_ERROR
 _MAX_WAIT_MS: Final = 600_000
 """Maximum wait of a fetch: nothing may stay parked for a client that is long gone."""
 
@@ -319,7 +319,7 @@ def _add(
     version = ctx.api_version
     if version < _FIRST_WITH_ZSTD:
         results = [(partition, _for_old_client(broker, partition, read, version)) for partition, read in results]
-    _mark(broker, params, results)
+    mark(broker, params, results)
     hints = LeaderHints(broker, ctx) if version >= 16 else None
     topics: list[FetchableTopicResponse] = response.responses  # type: ignore[assignment]
     last: object = None
@@ -373,37 +373,6 @@ def _partition_data(partition: SessionPartition, read: PartitionRead, hints: Lea
     if hints is not None and read.error in WRONG_LEADER and partition.tp is not None:
         data.current_leader = hints.current_leader(partition.tp, LeaderIdAndEpoch)
     return data
-
-
-def _mark(broker: Broker, params: FetchParams, results: Reads) -> None:
-    """Counts partitions that were looked at, not those that a session holds. Each meter is written once per topic."""
-    stats = broker.replicas.topic_stats
-    totals = stats.all_topics
-    totals.total_fetch_requests.count += len(results)
-    hosted = broker.replicas.partitions
-    size_bytes = 0
-    last: str | None = None
-    for partition, read in results:
-        tp = partition.tp
-        if tp not in hosted:  # no meters of its own: the name may be anything a client sends
-            continue
-        if tp.topic != last:
-            last = tp.topic
-            topic = stats.topic(last)
-        topic.total_fetch_requests.count += 1
-        if read.size_bytes:
-            size_bytes += read.size_bytes
-            if not params.is_from_follower:
-                topic.bytes_out.count += read.size_bytes
-            elif (adding := hosted[tp].adding_replicas) and params.replica_id in adding:
-                stats.reassignment_bytes_out.count += read.size_bytes
-        elif read.error == _UNKNOWN_SERVER_ERROR:
-            topic.failed_fetch_requests.mark()
-            totals.failed_fetch_requests.mark()
-    if params.is_from_follower:
-        stats.replication_bytes_out.count += size_bytes
-    else:
-        totals.bytes_out.count += size_bytes
 
 
 def metric_name(req: FetchRequest) -> str:

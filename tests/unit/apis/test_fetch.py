@@ -13,6 +13,7 @@ from klamm.apis.access import may_on_cluster
 from klamm.errors import ErrorCode
 from klamm.log import append_as_leader
 from klamm.log.log_config import LogConfig
+from klamm.metrics import Meter
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.network.request_context import RequestContext
 from klamm.protocol.compression import CompressionType
@@ -541,6 +542,45 @@ def test_outgoing_records_are_metered_for_consumers_and_for_followers(one: OneBr
     one.ask(fetch.API, request(), 11)
     assert stats.topic("t").bytes_out.count == stats.all_topics.bytes_out.count == len(records_sent)
     assert stats.topic("t").total_fetch_requests.count == 3
+
+
+class WatchedMeter(Meter):
+    """Knows how often it was written."""
+
+    __slots__ = ("additions",)
+    additions: int
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "count":
+            self.additions = getattr(self, "additions", -1) + 1
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("replica_id", [2, -1], ids=["follower", "consumer"])
+def test_the_meters_of_a_topic_are_written_once_per_request(one: OneBroker, replica_id: int) -> None:
+    names, count = ("t", "u"), 5
+    requested: list[FetchTopic] = []
+    for number, name in enumerate(names):
+        one.lead(name, count, topic_id=UUID(int=50 + number), replicas=(1, 2), isr=(1, 2))
+        requested += request(dict.fromkeys(range(count), 0), topic=name, replica_id=replica_id).topics
+    sent = batch(b"a")
+    for index in range(count):
+        one.ask(produce.API, produce_request(sent, index=index, acks=1), 9)
+    one.ask(fetch.API, request(dict.fromkeys(range(count), 1), replica_id=2), 11)  # now they are committed
+    stats = one.broker.replicas.topic_stats
+    meters = {name: (WatchedMeter(one.clock), WatchedMeter(one.clock)) for name in names}
+    for name, (requests, size) in meters.items():
+        stats.topic(name).total_fetch_requests, stats.topic(name).bytes_out = requests, size
+    asked = request({}, replica_id=replica_id)
+    asked.topics = requested
+    response = one.ask(fetch.API, asked, 11)
+    assert [len(topic.partitions) for topic in response.responses] == [count] * len(names)
+    assert {name: (requests.count, requests.additions) for name, (requests, _) in meters.items()} == dict.fromkeys(
+        names, (count, 1)
+    )
+    expected = (count * len(sent), 1) if replica_id < 0 else (0, 0)
+    sizes = {name: (size.count, size.additions) for name, (_, size) in meters.items()}
+    assert sizes == {"t": expected, "u": (0, 0)}
 
 
 def test_made_up_topic_names_leave_no_trace(one: OneBroker) -> None:
