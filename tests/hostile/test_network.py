@@ -33,6 +33,8 @@ from klamm.protocol.messages.metadata import (
     MetadataResponseBroker,
 )
 from klamm.protocol.wire import encode_bytes
+from klamm.security.listener_security import ListenerSecurity
+from klamm.server.settings import socket_server
 from tests.unit.network.harness import (
     Answer,
     ManualClock,
@@ -343,18 +345,27 @@ def test_a_sliced_handler_may_return_a_future() -> None:
     uvloop.run(scenario())
 
 
-def test_thousands_may_connect_at_once() -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    ("settings", "backlog"), [({}, 1024), ({"socket.listen.backlog.size": "77"}, 77)], ids=["default", "configured"]
+)
+def test_thousands_may_connect_at_once(settings: dict[str, str], backlog: int, run: Any) -> None:
     """TCP_INFO of the listening socket has the length of the queue; a queue that is too short drops the SYN."""
 
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    security = {"TLS": ListenerSecurity(SecurityProtocol.SSL)}
+    config = socket_server(KafkaConfig({"broker.id": "1", **settings}), security)
 
     async def scenario() -> None:
-        async with Server(heartbeat_api(), started=False) as server:
-            (listening,) = server.network.acceptors[0].sockets
-            info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-            assert struct.unpack_from("=I", info, 28)[0] == min(1024, most)
+        async with Server(heartbeat_api(), config=config, listeners=("PLAINTEXT", "TLS"), started=False) as server:
+            lengths = {}
+            for acceptor in server.network.acceptors:
+                (listening,) = acceptor.sockets
+                info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+                lengths[acceptor.endpoint.listener] = struct.unpack_from("=I", info, 28)[0]
+            assert lengths == dict.fromkeys(("PLAINTEXT", "TLS"), min(backlog, most))
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

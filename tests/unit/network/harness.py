@@ -18,7 +18,7 @@ from klamm.clock import Clock, SystemClock
 from klamm.config import KafkaConfig
 from klamm.config.client_quotas import ClientQuotas
 from klamm.metrics import BusyRatio, Counter, Gauge, Histogram, HistogramColumn, Meter, MetricsRegistry, Timer
-from klamm.model import EndPoint
+from klamm.model import EndPoint, SecurityProtocol
 from klamm.network import Plane, RequestContext, SocketServer, SocketServerConfig
 from klamm.protocol.frames import RequestHeader
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -111,8 +111,10 @@ class Server:
         self.clock = clock if clock is not None else SystemClock()
         self.registry = MetricsRegistry(self.clock)
         self.quotas = QuotaManagers(quotas or ClientQuotas(), KafkaConfig({"broker.id": 1}), self.clock, self.registry)
+        secured = {} if config is None else {name: secure.protocol for name, secure in config.security.items()}
+        plain = SecurityProtocol.PLAINTEXT
         self.network = SocketServer(
-            tuple(EndPoint(name, "127.0.0.1", 0) for name in listeners),
+            tuple(EndPoint(name, "127.0.0.1", 0, secured.get(name, plain)) for name in listeners),
             apis,
             loop=asyncio.get_running_loop(),
             clock=self.clock,
