@@ -65,3 +65,51 @@ def test_only_the_brokers_user_can_read_its_files(tmp_path: Path) -> None:
     assert len(modes) > 10
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {path.name: oct(mode) for path, mode in modes.items() if path.is_file() and mode != 0o600} == {}
+
+
+def load(log_dir: Path) -> LogManager:
+    manager = LogManager([str(log_dir)], clock=SystemClock(), rng=Random(0))
+    manager.load_logs(MetaProperties(1, "cluster-a"))
+    return manager
+
+
+class TestDirectoriesOfEarlierVersions:
+    """Their modes stay: another user may read them on purpose (`readMode=direct`). The broker warns at its start."""
+
+    @pytest.fixture
+    def log_dir(self, tmp_path: Path) -> Path:
+        log_dir = tmp_path / "logs"
+        manager = load(log_dir)
+        manager.get_or_create_log(TopicPartition("orders", 0), is_new=True)
+        manager.shutdown({})
+        return log_dir
+
+    def share(self, log_dir: Path) -> None:
+        for path in (log_dir, *log_dir.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+    def warnings(self, log_dir: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+        caplog.clear()
+        load(log_dir).shutdown({})
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    def test_the_mode_and_the_remedy_are_logged(self, log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.share(log_dir)
+        (warning,) = self.warnings(log_dir, caplog)
+        assert "has mode 0755" in warning and f"chmod 700 {log_dir}" in warning
+        assert mode_of(log_dir) == mode_of(log_dir / "orders-0") == 0o755
+        log_dir.chmod(0o700)
+        assert self.warnings(log_dir, caplog) == []
+
+    @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+    def test_nothing_is_said_if_no_file_can_be_read(
+        self, log_dir: Path, mode: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A directory that a package or an operator made, with files of this version."""
+        log_dir.chmod(mode)
+        assert self.warnings(log_dir, caplog) == []
+
+    def test_a_group_may_be_admitted(self, log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.share(log_dir)
+        log_dir.chmod(0o750)
+        assert self.warnings(log_dir, caplog) == []

@@ -11,7 +11,8 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from stat import S_ISDIR
+from itertools import islice
+from stat import S_IMODE, S_IROTH, S_ISDIR, S_IXOTH
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from klamm.errors import LogDirError
@@ -21,6 +22,8 @@ T = TypeVar("T")
 _TO_READ: Final = os.O_RDONLY | os.O_CLOEXEC
 _SMALL_FILE: Final = 4096
 """Files below this size are read by a single call."""
+_SAMPLE: Final = 1000
+"""Entries of a log directory whose modes are read: a start does not pay for each of very many partitions."""
 
 
 def is_exhausted(error: OSError) -> bool:
@@ -94,6 +97,9 @@ class Files(Protocol):
     def stat(self, path: str) -> FileStat: ...
 
     def make_dirs(self, path: str) -> None: ...
+
+    def shared_mode(self, path: str) -> int | None:
+        """Return the mode of a directory if all users can read files in it; None otherwise, or if that is unknown."""
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and its contents, if it exists."""
@@ -290,6 +296,17 @@ class OsFiles:
             os.mkdir(path, self._DIR_MODE)
         except OSError:  # it exists, or its parent does not
             os.makedirs(path, self._DIR_MODE, exist_ok=True)
+
+    def shared_mode(self, path: str) -> int | None:
+        try:
+            mode = S_IMODE(os.stat(path).st_mode)
+            if not mode & S_IXOTH:
+                return None
+            with os.scandir(path) as entries:
+                is_shared = any(_stat_of(entry).st_mode & S_IROTH for entry in islice(entries, _SAMPLE))
+        except OSError:
+            return None
+        return mode if is_shared else None
 
     def remove_tree(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

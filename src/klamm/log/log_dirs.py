@@ -97,6 +97,7 @@ class LogDirs:
                 self._files.make_dirs(path)
                 lock = self._files.lock(f"{path}/{names.LOCK}")
                 self._opened.append(LogDir(path, self._files, lock))
+                self._warn_if_shared(path)
             except LogDirError:
                 self.release()
                 raise
@@ -106,6 +107,17 @@ class LogDirs:
         self.live = list(self._opened)
         for log_dir in self.live:
             self.high_watermarks.update(log_dir.high_watermarks)
+
+    def _warn_if_shared(self, path: str) -> None:
+        """Earlier versions, and Kafka, create files that all users can read. The operator may share them on purpose."""
+        if (mode := self._files.shared_mode(path)) is not None:
+            _log.warning(
+                "log directory %s has mode %04o, and every user of this machine can read files in it. "
+                "If you do not share it on purpose, run: chmod 700 %s",
+                path,
+                mode,
+                path,
+            )
 
     def fail(self, path: str, sentence: str) -> bool:
         """Note that a directory has failed; return False if that was known."""

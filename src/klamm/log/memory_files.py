@@ -224,6 +224,9 @@ class MemoryFiles:
             self._change_names(path)
         self._dirs.add(path)
 
+    def shared_mode(self, path: str) -> None:
+        """There are no other users."""
+
     def remove_tree(self, path: str) -> None:
         self.check("rmtree", path)
         self._change_names(path)
