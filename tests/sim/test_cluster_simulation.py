@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -139,6 +140,12 @@ def test_mutant_is_caught(name: str, runs: MutantRuns) -> None:
     run = runs.run(name)
     assert run.code == CAUGHT, f"{name} survived: {run.shown[-1000:]}"
     assert "\nreplay with: klamm simulate --seed" in run.shown
+
+
+def test_fetch_sessions_are_compared_with_a_full_walk(runs: MutantRuns) -> None:
+    run = runs.run("changes_do_not_reach_fetch_sessions")
+    assert run.code == CAUGHT
+    assert re.search(r"Violation: broker \d: a fetch session of (broker \d|a consumer) skips \S+: ", run.shown)
 
 
 def test_a_replay_reports_the_whole_run() -> None:

@@ -292,6 +292,7 @@ class SimCluster:
         problems = [*self.problems, *self.loop.problems]
         require(not problems, "; ".join(problems[:3]))
         self.watch.check()
+        self.watch.check_sessions()
 
     def outside(self, delay_s: float, call: Any, *args: Any) -> None:
         """Call it later, outside of all processes."""

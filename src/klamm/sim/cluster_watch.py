@@ -2,7 +2,7 @@
 
 Every member of an ISR has all records that any client knows to be committed. Acknowledged records are on at least
 `min.insync.replicas` brokers. No broker obeys a controller after a newer one, or one that was never elected. No leader
-epoch of a broker goes back.
+epoch of a broker goes back. No fetch session skips a partition that has something new for its reader.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from klamm.sim.checkers import require
 from klamm.sim.forgery import FOREIGN_HOST
 from klamm.sim.history import History
 from klamm.sim.loop import SimProcess
+from klamm.sim.session_watch import check_sessions
 from klamm.sim.zk_server import ZooKeeperServer
 from klamm.zk.model import paths
 from klamm.zk.model.znodes import ZnodeFormatError, decode_controller_epoch, decode_partition_state
@@ -64,6 +65,12 @@ class ClusterWatch:
         for tp in self._cluster.partitions:
             self._check_isr(tp)
         self._check_obedience()
+
+    def check_sessions(self) -> None:
+        """Compare every fetch session with a full walk over its partitions."""
+        for node in self._cluster.nodes.values():
+            if node.broker is not None and not node.is_disk_broken:
+                check_sessions(node.broker)
 
     def check_copies(self, tp: TopicPartition, end: int, since_s: float) -> None:
         """Check an acknowledged produce with acks=all, which was sent first at `since_s`.
