@@ -183,6 +183,8 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "1: the coordinator refuses requests on older connections",
             "late_requests_reach_the_coordinator",
             "late_requests_act_in_the_next_transaction",
+            "late_partitions_join_the_next_transaction",
+            "late_groups_join_the_next_transaction",
         ),
         _rule(
             "2: after an election, connections from before it are refused",

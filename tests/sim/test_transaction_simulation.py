@@ -47,6 +47,10 @@ ALONE = {
 }
 """Anomalies that the checkers report without another one for some mutant."""
 INJECTED = {
+    "AddPartitionsToTxn in the next transaction",
+    "EndTxn in the next transaction",
+    "Produce in the next transaction",
+    "TxnOffsetCommit in the next transaction",
     "client killed",
     "controlled shutdown",
     "coordinator there and back",

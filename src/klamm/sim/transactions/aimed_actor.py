@@ -277,14 +277,21 @@ class Actor:
 
     async def add_offsets(self, group: str, *, on: str = COORDINATION) -> None:
         """AddOffsetsToTxn; clients of the repaired protocol do not send it."""
-        request = AddOffsetsToTxnRequest(
+        code, _ = await self._coordinate(self._request_to_add_offsets(group), 3, _code, on=on, once=False)
+        expect(f"AddOffsetsToTxn of {self.host}", code, ErrorCode.NONE)
+
+    async def ask_to_add_offsets(self, group: str, *, on: str = COORDINATION) -> ErrorCode | None:
+        """AddOffsetsToTxn, once; None: no answer."""
+        code, _ = await self._coordinate(self._request_to_add_offsets(group), 3, _code, on=on, once=True)
+        return code
+
+    def _request_to_add_offsets(self, group: str) -> AddOffsetsToTxnRequest:
+        return AddOffsetsToTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.identity.producer_id,
             producer_epoch=self.identity.producer_epoch,
             group_id=group,
         )
-        code, _ = await self._coordinate(request, 3, _code, on=on, once=False)
-        expect(f"AddOffsetsToTxn of {self.host}", code, ErrorCode.NONE)
 
     async def commit_offset(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from klamm.coordinator.transaction.transaction_metadata import TransactionState
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
+from klamm.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.end_txn import EndTxnRequest
@@ -14,7 +16,7 @@ from klamm.protocol.messages.produce import ProduceRequest
 from klamm.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from klamm.sim.aimed.cluster_stage import expect
-from klamm.sim.network import is_request
+from klamm.sim.network import Detention, is_request
 from klamm.sim.transactions.aimed_actor import DATA, Actor
 from klamm.sim.transactions.aimed_stage import Aim, Stage
 from klamm.sim.violation import require
@@ -52,6 +54,86 @@ async def _late_end_after_return(stage: Stage) -> None:
     late.release()
     await asyncio.sleep(SHORT_S)
     await actor.abort(on="third")
+
+
+async def _late_partitions(stage: Stage) -> None:
+    """AddPartitionsToTxn that was repeated arrives after an abort, or during the next transaction."""
+    tp, other = stage.tps[:2]
+    for name in ("w", "v"):
+        actor = Actor(stage, name)
+        await actor.init(on="first")
+        late = stage.detain(actor.host, AddPartitionsToTxnRequest)
+        sending = asyncio.ensure_future(actor.ask_to_add(other, on="first"))
+        await stage.detained(late)
+        await actor.write(tp, other)
+        if name == "w":
+            await actor.abort()
+            await _reached(actor, TransactionState.COMPLETE_ABORT)
+            await _release(late, sending)
+            await _check_transaction(actor, TransactionState.COMPLETE_ABORT)
+        else:
+            await actor.commit()
+            await actor.write(tp)
+            await _release(late, sending)
+            await _check_transaction(actor, TransactionState.ONGOING, tp)
+            await actor.commit()
+
+
+async def _late_groups(stage: Stage) -> None:
+    """The same for AddOffsetsToTxn."""
+    tp = stage.tps[0]
+    await stage.group_coordinator(GROUP)
+    for name, offset in (("w", 5), ("v", 7)):
+        actor = Actor(stage, name)
+        await actor.init(on="first")
+        late = stage.detain(actor.host, AddOffsetsToTxnRequest)
+        sending = asyncio.ensure_future(actor.ask_to_add_offsets(GROUP, on="first"))
+        await stage.detained(late)
+        await actor.add_offsets(GROUP)
+        expect("offsets", await actor.commit_offset(GROUP, tp, offset), ErrorCode.NONE)
+        if name == "w":
+            await actor.abort()
+            await _reached(actor, TransactionState.COMPLETE_ABORT)
+            await _release(late, sending)
+            await _check_transaction(actor, TransactionState.COMPLETE_ABORT)
+            await _check_offset(actor, tp, -1)
+        else:
+            await actor.commit()
+            await actor.write(tp)
+            await _release(late, sending)
+            await _check_transaction(actor, TransactionState.ONGOING, tp)
+            await actor.commit()
+            await _check_offset(actor, tp, offset)
+
+
+async def _release(late: Detention, sending: asyncio.Future[ErrorCode | None]) -> None:
+    """The late request arrives while its client still waits: the broker closes the connection."""
+    require(not sending.done(), "the client of the late request has given it up already")
+    late.release()
+    expect("a late request", await sending, None)
+
+
+async def _reached(actor: Actor, state: TransactionState) -> None:
+    """Wait until the coordinator has stored this state of the transaction."""
+    broker = (await actor.stage.coordinator(actor.transactional_id)).broker
+    assert broker is not None
+
+    def is_reached() -> bool:
+        value = broker.transactions.describe(actor.transactional_id).value
+        return value is not None and value.state is state
+
+    await actor.stage.wait(is_reached, f"the transaction of {actor.host} is {state.title}")
+
+
+async def _check_transaction(actor: Actor, state: TransactionState, *tps: TopicPartition) -> None:
+    """The coordinator has exactly these partitions in the transaction."""
+    broker = (await actor.stage.coordinator(actor.transactional_id)).broker
+    assert broker is not None
+    value = broker.transactions.describe(actor.transactional_id).value
+    assert value is not None
+    found = f"{value.state.title} with {sorted(value.partitions)}"
+    expected = f"{state.title} with {sorted(tps)}"
+    require(found == expected, f"the transaction of {actor.host} is {found}, expected: {expected}")
 
 
 async def _older_connection(stage: Stage) -> None:
@@ -287,6 +369,8 @@ async def _same_leader(stage: Stage) -> tuple[TopicPartition, TopicPartition]:
 AIMS_OF_LATE_REQUESTS: Final[dict[str, Aim]] = {
     "late end": Aim(_late_end),
     "late end after a return": Aim(_late_end_after_return),
+    "late partitions": Aim(_late_partitions),
+    "late groups": Aim(_late_groups),
     "older connection": Aim(_older_connection),
     "late batch": Aim(_late_batch),
     "late batch after a return": Aim(_late_batch_after_return),

@@ -176,6 +176,7 @@ class TransactionFaults(Faults):
         steps = (_FIRST_STEPS[name],) if is_careless else _STEPS
         if ended_s is not None and await self._next_sent(host, steps, ended_s) is not None:
             self._count("request in the next transaction")
+            self._count(f"{name} in the next transaction")
             await asyncio.sleep(self._rng.uniform(0.005, 0.08))
         self._cluster.note(f"the late {name} of {host} arrives")
         detention.release()
