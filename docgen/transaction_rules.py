@@ -189,6 +189,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         _rule(
             "2: after an election, connections from before it are refused",
             "a_returned_coordinator_trusts_all_connections",
+            "a_restarted_coordinator_trusts_all_connections",
         ),
         _rule("3: a leader refuses batches on older connections", "batches_on_older_connections_are_appended"),
         _rule(

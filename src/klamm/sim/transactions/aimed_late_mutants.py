@@ -23,6 +23,12 @@ OF_LATE_REQUESTS: Final = {
         "if txn.actor == producer else last_before_election + 1\n",
         "if txn.actor == producer else 0\n",
     ),
+    "a_restarted_coordinator_trusts_all_connections": aimed(
+        "late end after a restart",
+        _T + "transaction_state_manager",
+        "TransactionPartition(index, leader_epoch, self._last_connection())",
+        "TransactionPartition(index, leader_epoch, 0)",
+    ),
     "late_partitions_join_the_next_transaction": aimed(
         "late partitions", _A + "add_partitions_to_txn", "        origin=ctx.channel.order,\n", "        origin=None,\n"
     ),

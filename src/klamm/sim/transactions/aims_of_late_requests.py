@@ -56,6 +56,33 @@ async def _late_end_after_return(stage: Stage) -> None:
     await actor.abort(on="third")
 
 
+async def _late_end_after_restart(stage: Stage) -> None:
+    """Meanwhile the coordinator's broker has restarted: it knows neither connections nor their order.
+
+    One late commit was sent to its first process, another one to its second process before that coordinates again.
+    """
+    actor = Actor(stage, "w")
+    await actor.init()
+    await actor.write(stage.tps[0])
+    state, home = stage.transactions_of(actor.transactional_id), await stage.coordinator(actor.transactional_id)
+    late = [stage.detain(actor.host, EndTxnRequest)]
+    expect("a commit that is late", await actor.end(commit=True, once=True), None)
+    home.kill()
+    await stage.wait(lambda: stage.is_led_by_other(state, home), "the coordinator has a successor")
+    home.start()
+    await stage.wait(lambda: home.is_ready, "the broker answers again")
+    late.append(stage.detain(actor.host, EndTxnRequest, home))
+    expect("a commit that is late, to the second process", await actor.ask_to_commit(home), None)
+    require(late[1].target == home.host, "the second commit is not on its way")
+    expect("the repeated commit", await actor.end(commit=True), ErrorCode.NONE)
+    await actor.write(stage.tps[0])
+    await stage.lead(state, home)
+    for each in late:
+        each.release()
+    await asyncio.sleep(SHORT_S)
+    await actor.abort(on="third")
+
+
 async def _late_partitions(stage: Stage) -> None:
     """AddPartitionsToTxn that was repeated arrives after an abort, or during the next transaction."""
     tp, other = stage.tps[:2]
@@ -369,6 +396,7 @@ async def _same_leader(stage: Stage) -> tuple[TopicPartition, TopicPartition]:
 AIMS_OF_LATE_REQUESTS: Final[dict[str, Aim]] = {
     "late end": Aim(_late_end),
     "late end after a return": Aim(_late_end_after_return),
+    "late end after a restart": Aim(_late_end_after_restart),
     "late partitions": Aim(_late_partitions),
     "late groups": Aim(_late_groups),
     "older connection": Aim(_older_connection),
