@@ -42,7 +42,11 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "producers_are_not_fenced",
             "two_processes_share_an_epoch",
         ),
-        _rule("It aborts the open transaction first", "an_initialised_producer_leaves_its_transaction_open"),
+        _rule(
+            "It aborts the open transaction first, even if the request is late (decision 0031)",
+            "an_initialised_producer_leaves_its_transaction_open",
+            "an_initialisation_commits_the_open_transaction",
+        ),
         _rule(
             "A producer recovers by its id and epoch, also if the answer was lost; a deposed one does not (KIP-360)",
             "a_repeated_recovery_is_fenced",

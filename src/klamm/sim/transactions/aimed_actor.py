@@ -31,7 +31,7 @@ from klamm.sim.cluster import SimNode
 from klamm.sim.transactions.aimed_stage import Stage
 from klamm.sim.transactions.observations import Draft, Outcome, Write
 from klamm.sim.transactions.restless_client import RestlessClient
-from klamm.sim.transactions.txn_errors import RETRIED
+from klamm.sim.transactions.txn_errors import FENCING, RETRIED
 from klamm.sim.violation import require
 
 ANSWER_MS: Final = 1_500
@@ -236,9 +236,12 @@ class Actor:
             producer_epoch=self.identity.producer_epoch,
             committed=commit,
         )
+        before = Outcome.ABORTED if self._draft is None else self._draft.outcome
         if commit and self._draft is not None:
             self._draft.outcome = Outcome.UNKNOWN
         code, response = await self._coordinate(request, version or (5 if self.is_new else 1), _code, on=on, once=once)
+        if once and code in FENCING and self._draft is not None:
+            self._draft.outcome = before  # the only attempt was refused
         if code is ErrorCode.NONE:
             if self.is_new:
                 self._take_next(ProducerIdAndEpoch(response.producer_id, response.producer_epoch))

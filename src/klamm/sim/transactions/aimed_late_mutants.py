@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from klamm.sim.mutant import aimed
+from klamm.sim.mutant import Mutant, aimed
 
 _A: Final = "klamm.apis."
 _C: Final = "klamm.coordinator."
@@ -34,6 +34,14 @@ OF_LATE_REQUESTS: Final = {
     ),
     "late_groups_join_the_next_transaction": aimed(
         "late groups", _A + "add_offsets_to_txn", "        origin=ctx.channel.order,\n", "        origin=None,\n"
+    ),
+    "an_initialisation_commits_the_open_transaction": Mutant(
+        _T + "transaction_rules",
+        "            state=TransactionState.PREPARE_ABORT,\n",
+        "            state=TransactionState.PREPARE_COMMIT,\n",
+        reports="aborted read (G1a)",
+        seeds=1,
+        aim="late initialisation",
     ),
     "batches_on_older_connections_are_appended": aimed(
         "older connection",

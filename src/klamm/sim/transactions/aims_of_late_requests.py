@@ -12,13 +12,14 @@ from klamm.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.end_txn import EndTxnRequest
+from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
 from klamm.protocol.messages.produce import ProduceRequest
 from klamm.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from klamm.sim.aimed.cluster_stage import expect
 from klamm.sim.network import Detention, is_request
 from klamm.sim.transactions.aimed_actor import DATA, Actor
-from klamm.sim.transactions.aimed_stage import Aim, Stage
+from klamm.sim.transactions.aimed_stage import REPAIRED, Aim, Stage
 from klamm.sim.violation import require
 
 SHORT_S: Final = 0.1
@@ -138,6 +139,28 @@ async def _release(late: Detention, sending: asyncio.Future[ErrorCode | None]) -
     require(not sending.done(), "the client of the late request has given it up already")
     late.release()
     expect("a late request", await sending, None)
+
+
+async def _late_initialisation(stage: Stage) -> None:
+    """A repeated InitProducerId without an epoch arrives during a later transaction, of either protocol.
+
+    It acts like that of another process: the transaction is aborted, and its producer is fenced. No record is lost.
+    """
+    for name, is_new in (("w", False), ("v", True)):
+        actor, tps = Actor(stage, name, is_new=is_new), stage.tps[:2]
+        late = stage.detain(actor.host, InitProducerIdRequest)
+        expect("an initialisation that is late", await actor.init(once=True), None)
+        expect("the repeated initialisation", await actor.init(), ErrorCode.NONE)
+        await actor.write(*tps)
+        await actor.commit()
+        await actor.write(*tps)
+        late.release()
+        await _reached(actor, TransactionState.EMPTY)
+        fenced = ErrorCode.PRODUCER_FENCED if is_new else ErrorCode.INVALID_PRODUCER_EPOCH
+        expect("a commit after the late initialisation", await actor.end(commit=True, once=True), fenced)
+        expect("another initialisation", await actor.init(), ErrorCode.NONE)
+        await actor.write(*tps)
+        await actor.commit()
 
 
 async def _reached(actor: Actor, state: TransactionState) -> None:
@@ -399,6 +422,7 @@ AIMS_OF_LATE_REQUESTS: Final[dict[str, Aim]] = {
     "late end after a restart": Aim(_late_end_after_restart),
     "late partitions": Aim(_late_partitions),
     "late groups": Aim(_late_groups),
+    "late initialisation": Aim(_late_initialisation, REPAIRED),
     "older connection": Aim(_older_connection),
     "late batch": Aim(_late_batch),
     "late batch after a return": Aim(_late_batch_after_return),
