@@ -75,6 +75,7 @@ INJECTED = {
     "slow link",
 }
 CAUSED = {
+    "block of producer ids used up",
     "committed reads from followers",
     "connections given up",
     "end fenced after a timeout",

@@ -73,6 +73,10 @@ OLDEST: Final = InterBrokerProtocol(2, 4, 0)
 NEWEST: Final = InterBrokerProtocol(3, 9)
 
 
+BLOCK_SIZE: Final = 1000
+"""Producer ids per block."""
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
     """Kafka's keys as attributes; this broker registers `endpoints` and `rack` in ZooKeeper."""
@@ -100,6 +104,7 @@ class ControllerConfig:
     """`request.timeout.ms`: limit for a broker's answer to a control request."""
     max_topic_partitions: int = 100_000
     """Maximum partitions per request: a bound on the work that a client can give the controller."""
+    producer_ids_per_block: int = BLOCK_SIZE
     outgoing: OutgoingSecurity = field(default_factory=OutgoingSecurity)
 
     @property

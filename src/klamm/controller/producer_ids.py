@@ -14,7 +14,6 @@ from klamm.zk.model import paths
 from klamm.zk.model.ops import ConnectionLoss, MultiFailed, SetData
 from klamm.zk.model.znodes import ProducerIdBlock, ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
-BLOCK_SIZE: Final = 1000
 MAX_PRODUCER_ID: Final = 2**63 - 1
 
 
@@ -30,6 +29,7 @@ def on_allocate_producer_ids(ctx: ControllerContext, event: AllocateProducerIds)
 
 def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
     """Compare and swap; after a lost answer a block may be skipped, which is harmless."""
+    size = ctx.config.producer_ids_per_block
     while True:
         (result,) = yield from read_data([paths.PRODUCER_ID_BLOCK])
         if result is None:
@@ -40,10 +40,10 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
             yield Note(str(error), True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         start = 0 if last is None else last.block_end + 1
-        if start > MAX_PRODUCER_ID - BLOCK_SIZE:
+        if start > MAX_PRODUCER_ID - size:
             yield Note("no block of producer ids can be given: all are used up", True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
-        block = ProducerIdBlock(broker_id, start, start + BLOCK_SIZE - 1)
+        block = ProducerIdBlock(broker_id, start, start + size - 1)
         try:
             data = encode_producer_id_block(block)
             yield from fenced(ctx, [SetData(paths.PRODUCER_ID_BLOCK, data, result.stat.version)])
@@ -54,4 +54,4 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
                 continue
             yield Note(f"no block of producer ids can be given: {failed}")
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
-        return ProducerIdsBlock(start=start, length=BLOCK_SIZE)
+        return ProducerIdsBlock(start=start, length=size)

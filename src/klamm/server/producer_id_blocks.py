@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from klamm.broker import Registration
-from klamm.controller.producer_ids import BLOCK_SIZE, MAX_PRODUCER_ID
+from klamm.controller.config import BLOCK_SIZE
+from klamm.controller.producer_ids import MAX_PRODUCER_ID
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from klamm.replica.producer_ids import ProducerIdBlock

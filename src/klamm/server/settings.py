@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from klamm.config import ConfigRepository, KafkaConfig
-from klamm.controller.config import ControllerConfig, InterBrokerProtocol
+from klamm.controller.config import BLOCK_SIZE, ControllerConfig, InterBrokerProtocol
 from klamm.model import EndPoint
 from klamm.network.connection_quotas import ConnectionLimits
 from klamm.network.socket_server import SocketServer, SocketServerConfig
@@ -66,6 +66,7 @@ def controller(
     *,
     unclean_shutdown: bool,
     outgoing: OutgoingSecurity,
+    producer_ids_per_block: int = BLOCK_SIZE,
 ) -> ControllerConfig:
     return ControllerConfig(
         broker_id=broker_id,
@@ -85,6 +86,7 @@ def controller(
         socket_timeout_ms=config.controller_socket_timeout_ms,
         request_timeout_ms=config.request_timeout_ms,
         unclean_replica_wait_ms=config.klamm_unclean_replica_wait_ms,
+        producer_ids_per_block=producer_ids_per_block,
         outgoing=outgoing,
     )
 

@@ -278,6 +278,7 @@ class Starting:
             advertised,
             unclean_shutdown=broker.logs.may_lack_records,
             outgoing=broker.outgoing,
+            producer_ids_per_block=self._environment.producer_ids_per_block,
         )
         controller.start(own)
         registered = await registration.register(controller.handle, wait_ms)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from klamm import acl_changes
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
+from klamm.controller.config import BLOCK_SIZE
 from klamm.controller.task_runner import ControllerTaskRunner
 from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH
 from klamm.errors import KlammError
@@ -124,6 +125,7 @@ class SimNode:
             coordination=coordination,
             controller_runner=ControllerTaskRunner,
             max_producer_epoch=cluster.max_producer_epoch,
+            producer_ids_per_block=cluster.producer_ids_per_block,
             resolve=None,
             on_built=self._report_leaders,
         )
@@ -252,6 +254,7 @@ class SimCluster:
         self.history = History()
         copies = min(3, brokers)
         self.max_producer_epoch = MAX_PRODUCER_EPOCH
+        self.producer_ids_per_block = BLOCK_SIZE
         self.settings = {
             **SETTINGS,
             "klamm.control.log.enable": seed % 4 == 0,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from klamm.controller.config import BLOCK_SIZE
 from klamm.controller.events import AllocateProducerIds
-from klamm.controller.producer_ids import BLOCK_SIZE, MAX_PRODUCER_ID
+from klamm.controller.producer_ids import MAX_PRODUCER_ID
 from klamm.controller.replies import ProducerIdsBlock
 from klamm.errors import ErrorCode
 from klamm.zk.model import paths

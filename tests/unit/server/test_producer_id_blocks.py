@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from klamm.controller.producer_ids import BLOCK_SIZE, MAX_PRODUCER_ID
+from klamm.controller.config import BLOCK_SIZE
+from klamm.controller.producer_ids import MAX_PRODUCER_ID
 from klamm.errors import ErrorCode
 from klamm.replica import producer_ids
 from klamm.server.producer_id_blocks import AllocatedBlock, take_from_zookeeper

@@ -43,7 +43,7 @@ OF_LIMITS: Final = {
     "producer_ids_do_not_end": aimed(
         "last producer ids",
         "klamm.controller.producer_ids",
-        "        if start > MAX_PRODUCER_ID - BLOCK_SIZE:\n",
+        "        if start > MAX_PRODUCER_ID - size:\n",
         "        if False:\n",
     ),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from klamm.controller.producer_ids import BLOCK_SIZE, MAX_PRODUCER_ID
+from klamm.controller.config import BLOCK_SIZE
+from klamm.controller.producer_ids import MAX_PRODUCER_ID
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import LATE_TRANSACTION_BUFFER_MS
 from klamm.metrics import Gauge

@@ -37,7 +37,7 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
         _L + "producer_state",
         "        return entry.find_duplicate(batch) if entry is not None else None\n",
         "        return None\n",
-        first=19,
+        first=38,
         also=(
             (
                 "        if origin is AppendOrigin.CLIENT and (refusal := _check_sequence(",

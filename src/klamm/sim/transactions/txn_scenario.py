@@ -1,6 +1,7 @@
 """Level 2 with transactions: writers and copiers of both protocols, readers of committed records, faults, then quiet.
 
 Some processes share a transactional id. The epochs of producer ids are used up, because there are only a few of them.
+In some runs the blocks of producer ids are used up, too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from klamm.sim.transactions.txn_producer import TransactionalProducer
 from klamm.sim.transactions.txn_quiet import check_logs, check_stable
 from klamm.sim.violation import require
 from klamm.sim.watched_run import WatchedRun
+from klamm.zk.model import paths
+from klamm.zk.model.znodes import decode_producer_id_block
 
 FAULTS_S: Final = 3.0
 COMPACTION: Final[dict[str, object]] = {
@@ -71,6 +74,8 @@ REPAIRED_SETTINGS: Final[dict[str, object]] = {
     "transaction.remove.expired.transaction.cleanup.interval.ms": 250,
 }
 MAX_EPOCHS: Final = (3, 4, 6)
+TINY_BLOCK: Final = 2
+"""Producer ids per block in some runs: brokers ask for blocks again and again, also while the controller changes."""
 TIMEOUTS_MS: Final = (500, 1_000, 2_000)
 ORDERS: Final = tuple(TopicPartition("orders", p) for p in range(2))
 COPIES: Final = TopicPartition("copies", 0)
@@ -88,6 +93,8 @@ class TransactionScenario(WatchedRun):
         self._is_repaired = is_repaired_run(cluster.seed)
         cluster.settings.update(SETTINGS | (REPAIRED_SETTINGS if self._is_repaired else {}))
         cluster.max_producer_epoch = cluster.rng.choice(MAX_EPOCHS)
+        if cluster.seed % 10 == 2:
+            cluster.producer_ids_per_block = TINY_BLOCK
         cluster.settings["transaction.state.log.replication.factor"] = min(3, len(cluster.nodes))
         self._tps = cluster.partitions = [*ORDERS, COPIES]
         self._recorder = Recorder()
@@ -261,6 +268,7 @@ class TransactionScenario(WatchedRun):
         for outcome in Outcome:
             counts[f"transactions {outcome.value}"] += self._recorder.count(outcome)
         counts["logs compacted"] += self._compacted_logs()
+        counts["block of producer ids used up"] += self._blocks_used_up()
         counts["committed reads from followers"] += sum(reader.near_records for reader in self._readers)
         counts["requests delivered twice"] += self._repeated.count
         counts["connections given up"] += sum(client.abandoned for client in self._connections)
@@ -272,6 +280,13 @@ class TransactionScenario(WatchedRun):
 
     def _has_own_id(self, producer: TransactionalProducer) -> bool:
         return self._has_group and producer.transactional_id.startswith(COPIER)
+
+    def _blocks_used_up(self) -> int:
+        """Count the blocks beyond the first one of each process. Some may be lost with an answer."""
+        znode = self._cluster.zookeeper.tree.nodes[paths.PRODUCER_ID_BLOCK]
+        last = decode_producer_id_block(znode.data)
+        given = 0 if last is None else (last.block_end + 1) // self._cluster.producer_ids_per_block
+        return max(0, given - sum(process.name.startswith("broker") for process in self._cluster.processes))
 
     def _compacted_logs(self) -> int:
         brokers = [node.broker for node in self._cluster.nodes.values() if node.broker is not None]
