@@ -35,7 +35,7 @@ $(STAMP): requirements/test.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-demo: $(STAMP) ## three brokers, a real client, a kill in the middle, and what came of it
+demo: $(STAMP) ## start three brokers, kill a leader under load, and check that no record is lost
 	$(BIN)/klamm demo
 
 test: $(STAMP) java browser .cache/pyodide/.installed ## format, lint, types, and all of tests/ but the long forms
@@ -51,7 +51,7 @@ check: $(STAMP) ## format, lint, types and the tidy tests
 	$(BIN)/mypy
 	$(BIN)/pytest -q $(SHORT) tests/tidy
 
-format: $(STAMP) ## put the code into its form
+format: $(STAMP) ## format the code and apply lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

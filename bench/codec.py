@@ -1,8 +1,8 @@
-"""The wire codec beside a bare ceiling: what one struct call a partition, or one copy of the same bytes, would cost.
+"""The wire codec beside a bare ceiling: the cost of one struct call per partition, or of one copy of the bytes.
 
     python -m bench.codec
 
-Prints microseconds an item for decoding and encoding, and how many times the ceiling that is.
+Prints microseconds per item for decoding and encoding, and how many times the ceiling that is.
 """
 
 from __future__ import annotations

@@ -141,9 +141,9 @@ def _produce(case: Case, cluster: BenchCluster, topic: str, records: int) -> Ite
 def _consume(case: Case, cluster: BenchCluster, topic: str, records: int) -> Iterator[Row]:
     """Java's consumer, which is the faster one, reads twice as much.
 
-    All partitions hold the same number of records. Where one is longer, Java's consumer has a fetch of the other ones
-    under way that waits for `fetch.max.wait.ms` each time it has read a part of the long one, whoever the broker is:
-    half a second a megabyte, so that the rate would tell how evenly the producer's dice fell.
+    All partitions hold the same number of records. If one is longer, Java's consumer has a fetch of the other ones
+    under way that waits for `fetch.max.wait.ms` each time it has read a part of the long one, with any broker: half a
+    second per megabyte, so the rate would depend on how evenly the producer spread its records.
     """
     servers, size = cluster.bootstrap_servers, case.size
     librdkafka.run("fill", bootstrap=servers, topic=topic, records=2 * records, size=size, acks=case.acks)

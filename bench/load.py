@@ -1,4 +1,4 @@
-"""A bounded load: a socket a frame, each with `in_flight` copies of it on the way, until all requests are answered."""
+"""A bounded load: one socket per frame, with `in_flight` requests outstanding, until all requests are answered."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ class Probe:
 
 
 def p99(samples: Sequence[tuple[float, float]], begun: float, ended: float) -> tuple[float, float]:
-    """The 99th percentile and the longest of the requests that were under way between the two moments.
+    """Return the 99th percentile and the longest of the requests that were under way between the two moments.
 
-    Where the machine let the probe send none in that time, of the next one.
+    If the probe sent no request in that time, use the next request.
     """
     chosen = sorted(ms for at, ms in samples if at <= ended and at + ms / 1000 >= begun)
     chosen = chosen or [ms for at, ms in samples if at > ended][:1]

@@ -1,7 +1,7 @@
 """A large cluster without the time it takes to grow: topics written straight into ZooKeeper, in transactions of many.
 
-What is written is what a controller would have left there: topic, configuration and partition states, with all
-replicas in sync and the first of them leading.
+Writes the znodes that a controller would write: topic, configuration and partition states, with all replicas in sync
+and the first of them leading.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _properties(path: str | None) -> dict[str, str]:
 
 
 class Comparison:
-    """Prints a line a check; `label` tells the cluster."""
+    """Prints one line per check; `label` names the cluster."""
 
     def __init__(self, spark: SparkSession, client: Client, label: str) -> None:
         self._spark = spark

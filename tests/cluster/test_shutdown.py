@@ -90,7 +90,7 @@ def test_a_clean_stop_with_clients_connected(tmp_path: Path, number: signal.Sign
 
 
 def test_every_line_of_a_json_log_is_an_object(tmp_path: Path) -> None:
-    """From the start over refused requests to the stop, and of a failed start. Names of clients stay in their line."""
+    """Covers a start, refused requests, a stop, and a failed start. Names of clients stay in their line."""
     with BrokerProcess(toml_config(tmp_path), through_cli=True, options=["--log-format", "json"]) as broker:
         port = int(re.findall(r"PLAINTEXT://127\.0\.0\.1:(\d+)", broker.log)[-1])
         client = RawClient(port)

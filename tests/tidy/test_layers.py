@@ -1,4 +1,4 @@
-"""Imports go one way. This file is the list of layers; ARCHITECTURE.md tells what they are for."""
+"""Imports go one way. This file is the list of layers; ARCHITECTURE.md describes their purpose."""
 
 from __future__ import annotations
 

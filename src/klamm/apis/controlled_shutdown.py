@@ -1,10 +1,10 @@
 """ControlledShutdown (7): a broker that wants to stop asks the controller to move its leaderships away.
 
-v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77). So are -1 and
-the versions without the field: brokers of the supported protocol versions do not use them, and any client could send
-them to take all leaderships from a broker until its next start. The response lists the partitions that could not be
-moved; the broker may stop when it is empty. A broker that is not the controller answers STALE_CONTROLLER_EPOCH (11), as
-Kafka does; one whose ZooKeeper does not answer within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
+v0-3: broker epoch v2; an epoch other than that of the broker's registration is STALE_BROKER_EPOCH (77). Epoch -1 and
+versions without the field are rejected too. Supported brokers do not send them, and any client could use them to take
+all leaderships from a broker until its next start. The response lists the partitions that could not be moved; the
+broker may stop when it is empty. A broker that is not the controller answers STALE_CONTROLLER_EPOCH (11), as Kafka
+does; one whose ZooKeeper does not answer within `controller.socket.timeout.ms` REQUEST_TIMED_OUT (7).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DescribeProducers (61): the producers whose state a replica keeps.
 
 v0. Every replica answers, not only the leader; a partition that is named several times is answered once. An invalid
-topic name is INVALID_TOPIC_EXCEPTION (17). A producer with an open transaction has its start, one whose transaction has
-ended the epoch of the coordinator that wrote the marker; both are -1 otherwise.
+topic name is INVALID_TOPIC_EXCEPTION (17). The response contains the start offset of an open transaction, or the
+coordinator epoch of the last marker. The other field is -1.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ acks=0 gets no response, and a failure then closes the connection, because the c
 other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactional records without a transactional id are
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request. Before the first batch of a transaction the leader
 asks the coordinator (KIP-890): a partition that is not in the transaction is INVALID_TXN_STATE, a coordinator that
-cannot be asked NOT_ENOUGH_REPLICAS (19), which clients repeat. Before v12 a transactional request is late if the
-producer has a younger connection to this broker, or has closed this one, or has aborted a transaction after it opened
-this one (unless its library renews the epoch after a batch of unknown fate): it has no answer, and appends nothing.
+cannot be asked NOT_ENOUGH_REPLICAS (19), which clients repeat. Before v12, late transactional requests are dropped
+without a response. A request is late if its producer has a younger connection to this broker, has closed this one, or
+has aborted a transaction since it opened this one. An abort does not count for a client library that renews the epoch
+after a batch of unknown fate.
 """
 
 from __future__ import annotations

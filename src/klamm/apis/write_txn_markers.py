@@ -212,8 +212,8 @@ class _Guard(FromPeer):
     """Coordinators send markers, and so do operators with ALTER on the cluster, who end a hanging transaction.
 
     Without an authorizer every client may act as an operator, but only to abort: a commit comes from a proven broker.
-    Such a marker must name the epoch of an open transaction (otherwise 47), and no younger coordinator than the last
-    marker did (otherwise 31): higher epochs would fence the producer or its coordinator for ever.
+    Such a marker must name the epoch of an open transaction (otherwise 47), and its coordinator epoch must not exceed
+    that of the last marker (otherwise 31): higher epochs would fence the producer or its coordinator for ever.
     """
 
     def __init__(self) -> None:

@@ -37,8 +37,8 @@ Pattern = Annotated[
     typer.Option(
         "--resource-pattern-type",
         metavar="TYPE",
-        help="literal or prefixed. To list and remove also any (both types of this name) and match (all patterns that "
-        "apply to this name).",
+        help="literal or prefixed; `list` and `remove` also accept any (both types of this name) and match (all "
+        "patterns that apply to this name).",
     ),
 ]
 AllowPrincipals = Annotated[

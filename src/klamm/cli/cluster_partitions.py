@@ -96,7 +96,7 @@ def _states(partition: MetadataResponsePartition, min_isr: int | None, adding: f
     """
     in_sync = len(partition.isr_nodes)
     expected = [replica for replica in partition.replica_nodes if replica not in (adding or ())]
-    # a leader that the listener we came by cannot reach is a leader all the same
+    # A leader counts even if it has no address on the listener of this connection.
     is_offline = partition.leader_id < 0 and partition.error_code != ErrorCode.LISTENER_NOT_FOUND
     holds = {
         OFFLINE: is_offline,

@@ -221,7 +221,7 @@ def status(
         say(json.dumps(found, indent=1))
         return
     if name is not None and not found:
-        fail(f"Nothing is known of a pipeline {name}.")
+        fail(f"There is no pipeline {name}: `klamm pipeline status` lists the known ones.")
     rows = [row for run_ in found for row in _status_rows(run_)]
     table(("Pipeline", "Process", "Sink", "State", "Batch", "Rows/s", "Batch ms", "Lag", "Restarts", "Watermark"), rows)
     for run_ in found:

@@ -167,7 +167,7 @@ MISSING_TOPIC: Final = Polling(tries=5, every_ms=200)
 MISSING_PARTITION: Final = Polling(tries=25, every_ms=200)
 """A partition that the query has read before: it counts as deleted afterwards, which ends the query."""
 LOST_AFTER_MS: Final = 5_000
-"""A topic counts as deleted, and an offset as lost, after brokers have reported it and nothing else for this long."""
+"""A topic counts as deleted, and an offset as lost, if brokers report it without interruption for this long."""
 FETCH_BACKOFF_MS: Final = 100
 """Pause before a range is fetched again after an error; `kafkaConsumer.pollTimeoutMs` is the deadline."""
 

@@ -193,7 +193,7 @@ def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
             if (problem := _lockout(new, {name})) is not None:
                 raise ConfigError(problem)
         except ConfigError as error:
-            log.warning("A dynamic setting in ZooKeeper is left out: %s", error)
+            log.warning("ignoring a dynamic setting in ZooKeeper: %s", error)
         else:
             good[name] = value
     return good

@@ -94,7 +94,7 @@ class RequestSender:
 
     @property
     def last_acknowledged(self) -> int:
-        """The number of the last request such that the broker has answered it and all requests before it."""
+        """The highest request number up to which the broker has answered every request."""
         sending = self._sending
         oldest = self._queue.oldest_number if sending is None else sending.number
         return self._put_count if oldest is None else oldest - 1

@@ -39,7 +39,7 @@ REGISTRATION_RETRY_S: Final = 0.1
 STALL_LIMIT_S: Final = 18.0
 """Allowed stall of the control loop: events of many partitions take seconds."""
 LOOP_SAMPLE_S: Final = 1.0
-"""Rarer than on the broker loop: the control loop rests most of the time, and a sample wakes its thread."""
+"""Longer than on the broker loop, because each sample wakes the mostly idle control thread."""
 LONGEST_REGISTRATION_RETRY_S: Final = 5.0
 MIN_TIMEOUT_MS: Final = 1_000
 """Minimum wait for the answer: with a timeout of 0, a client still receives a refusal, as from Kafka."""

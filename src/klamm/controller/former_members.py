@@ -4,8 +4,8 @@ A controller removes members from an ISR when it elects a leader without them. U
 was committed without them, so a partition that waits for a reliable log waits for them too. The controller remembers
 them (`Suspects.left`), and its successor reconstructs them from ZooKeeper:
 
-- The znode of a partition without a leader lists them. That of an incomplete ISR that its leader asked for has an empty
-  list.
+- The znode of a partition without a leader lists them. If the leader itself requested the smaller ISR, the znode
+  contains an empty list.
 - The state of an elected leader does not list them, because most leaders answer at once. The state counts as settled
   if `SETTLED_LEADERS` was written after it. Otherwise any replica outside the ISR may be a former member.
 """

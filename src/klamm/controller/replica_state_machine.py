@@ -42,8 +42,10 @@ def startup(ctx: ControllerContext) -> dict[TopicPartition, list[int]]:
 
 
 def leave_isrs(ctx: ControllerContext, offline: dict[TopicPartition, list[int]]) -> Steps[None]:
-    """After failover: replicas that are not online leave the ISRs that they are still in, and so do replicas that are
-    not assigned: a move was cancelled, and its controller died before it could send that. Nothing is sent."""
+    """After failover, remove offline replicas and unassigned replicas from ISRs, without sending requests.
+
+    Unassigned replicas remain if a controller died while it cancelled a move.
+    """
     leaving: dict[TopicPartition, list[int]] = {}
     has_suspects = bool(ctx.suspects.unclean)
     for tp, state in ctx.states.leadership.items():

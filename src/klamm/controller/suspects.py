@@ -24,7 +24,7 @@ class LogEnd(NamedTuple):
 
 
 NOTHING_TO_COMPARE: Final = LogEnd(NO_EPOCH, -1)
-"""Of a replica that has not answered yet, or whose broker runs Kafka and never does: less than every log."""
+"""Sorts before every log end. Used for replicas that have not answered, and for Kafka brokers, which never answer."""
 
 
 @dataclass(slots=True)

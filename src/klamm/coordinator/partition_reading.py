@@ -44,7 +44,7 @@ def read_partition(
                     yield ErrorCode.NONE
                 next_offset = batch.next_offset
         except ProtocolError:
-            _log.exception("%s-%d is not a log from offset %d on", topic, index, next_offset)
+            _log.exception("%s-%d: reading failed: invalid data at offset %d", topic, index, next_offset)
             next_offset = offset
         if next_offset == offset:
             yield ErrorCode.CORRUPT_MESSAGE

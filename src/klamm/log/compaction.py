@@ -1,7 +1,8 @@
 """Compacts segments: the newest record of every key stays. File work only, done in the background thread.
 
 The rules for tombstones, transaction markers and idle producers are Kafka's: a tombstone or a marker whose transaction
-has no records left gets a delete horizon and goes after it; the last batch of a producer stays, empty if need be.
+has no records left gets a delete horizon and is removed after that time. The last batch of each producer is kept, if
+necessary without records.
 """
 
 from __future__ import annotations

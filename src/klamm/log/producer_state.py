@@ -146,8 +146,8 @@ class ProducerStateManager:
         self._ongoing_txns: OrderedDict[int, int] = OrderedDict()
         """First offset -> producer id, in the order of the offsets."""
         self._unreplicated_txns: deque[tuple[int, int]] = deque()
-        """(marker offset, first offset), both ascending: of several transactions the first to start is decisive, and
-        an entry whose successor started earlier is dropped, because the successor also ends later."""
+        """(marker offset, first offset), both ascending. Only the earliest start matters. An entry is dropped if a
+        later one started earlier."""
 
     def clear(self) -> None:
         self.entries.clear()

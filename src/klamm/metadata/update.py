@@ -47,10 +47,10 @@ class PartitionState:
         A state of a later controller, or for a later registration of this broker, is newer: it was read from ZooKeeper
         since. Otherwise the znode decides. It was not deleted in between: this broker would have received that.
 
-        Using the znode's controller epoch instead of the sender's gives no order. Kafka's controller sends its own with
-        a state that it has only read, klamm's the one it has read: (6, 4, 8) and (2, 4, 8), as controller epoch, leader
-        epoch and version, are the same state, and so is (7, 4, 8). Of those, (7, 4, 0) is older than the last, but as a
-        topic without id that was created again it is newer than the first.
+        The controller epoch in a state does not order states. Kafka's controller sends its own epoch with a state that
+        it has only read; klamm's sends the epoch that it read from the znode. So (6, 4, 8), (2, 4, 8) and (7, 4, 8), as
+        controller epoch, leader epoch and version, can be one state. The state (7, 4, 0) is older than (7, 4, 8). If a
+        topic without id was created again, it is newer than (6, 4, 8).
         """
         return (self.controller_epoch, self.broker_epoch, self.leader_epoch, self.partition_epoch) < (
             known.controller_epoch,

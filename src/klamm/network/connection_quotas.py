@@ -21,7 +21,8 @@ class Admission(Enum):
     WAIT = "wait"
     """Until another connection closes: the broker or the listener is full."""
     ADMIT_AND_EVICT = "admit and evict"
-    """The broker is full but the listener is protected: the least recently used connection of another one must go."""
+    """Close the least recently used connection of another listener: the broker is full, but this listener is protected.
+    """
     REFUSE = "refuse"
     """The address has reached its limit."""
 

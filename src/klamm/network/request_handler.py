@@ -1,11 +1,10 @@
 """KafkaRequestHandlerPool: takes requests from the channel and runs their API.
 
-Kafka has `num.io.threads` threads that block on the queue. Here handlers are plain functions on the broker loop, so a
-handler is not a thread but a share of a loop turn: in each turn the pool first empties the control queue, then lets
-each of its `size` handlers take one data request, or more until a millisecond is over, sends the responses, and gives
-the loop back so that sockets are read and written in between. A larger pool favours throughput, a smaller one the
-latency of everything else on the loop. The hand-over is one `call_soon` per turn: about 0.2 us per request, where
-waking tasks on a queue costs 2 us and more.
+Kafka has `num.io.threads` threads that block on the queue. Here handlers are functions on the broker loop. Each turn
+first empties the control queue. Then it takes `size` data requests, or more during the first millisecond. Then it sends
+the responses and gives the loop back, so that sockets are read and written in between. A larger pool favours
+throughput, a smaller one the latency of everything else on the loop. The hand-over is one `call_soon` per turn: about
+0.2 us per request, where waking tasks on a queue costs 2 us and more.
 
 A control request that waits for something (a topic's configuration, other changes) continues in steps of one loop turn
 each. Meanwhile the pool gives the loop back `CONTROL_ROUNDS` times, for `CONTROL_SECONDS` at most, before

@@ -1,8 +1,8 @@
 """RequestTracer: chooses the requests to trace, and makes the record of each when its response has left.
 
 While it is off, a request costs the tests of an attribute. While it is on, a request that is not traced costs one count
-more. Only while a traced request waits is every other request marked as the one being handled, so that the wait can
-name the request that ends it: a mark costs more than all the rest.
+more. While a traced request waits, the tracer marks each handled request, so that the wait can name its cause. At other
+times it does not, because a mark costs more than the rest of tracing.
 """
 
 from __future__ import annotations

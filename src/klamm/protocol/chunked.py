@@ -22,7 +22,7 @@ CHUNK: Final = 1000
 DICTS: Final = 64
 """Parts of a `SpreadDict`: at a million keys, one of them grows in half a millisecond."""
 Held = list[Any]
-"""What is freed in steps, a row per step.
+"""Rows of objects to free, one row per step.
 
 Lists of a message that is decoded or encoded in slices have one row per slice, in the order in which they were begun:
 an array comes before the arrays inside its elements, so dropping the rows in this order frees little memory per step. A

@@ -186,7 +186,10 @@ class FetchSessionHandler:
         return states
 
     def _wait_ms(self, max_wait_ms: int) -> int:
-        """Return the wait at the leader: none if partitions are left; without a session, a share of the usual wait."""
+        """Return `max_wait_ms` of the next fetch.
+
+        It is 0 if some partitions are not named yet. Without a session, it is a share of the usual wait.
+        """
         if self._is_refused and self._new:
             return max(1, max_wait_ms * len(self._asked) // len(self._active)) if max_wait_ms else 0
         return 0 if self._new or self._forgotten else max_wait_ms

@@ -49,9 +49,8 @@ NOT_LEADING: Final = Standing(False, False, False, False, False)
 class Partition:
     """Before its first LeaderAndIsr it has leader epoch -1, so that any epoch of a controller is newer.
 
-    It enters itself into `lagging` whenever an in-sync follower may have fallen behind; the code that checks these
-    takes it out again. Every change that a reader could see (log end, high watermark, log start, leader, epoch, ISR)
-    is reported to the `readers` by `changed`.
+    The partition adds itself to `lagging` if an in-sync follower may lag. The ISR pass removes it. Every change that a
+    reader could see (log end, high watermark, log start, leader, epoch, ISR) is reported to the `readers` by `changed`.
     """
 
     __slots__ = (

@@ -63,8 +63,9 @@ class RemoteReplica:
     def confirmed_ms(self) -> int:
         """The latest time at which the follower is known to have followed this leader; 0 if it never did.
 
-        A fetch may have waited in a socket while this broker was paused, so its arrival proves nothing. But its sender
-        had the answer to the fetch before it, and so it followed this leader after that one had arrived.
+        A fetch may have waited in a socket while this broker was paused, so its arrival does not prove that the
+        follower is alive. It does prove that the follower received the previous response, so it followed this leader
+        at that time.
         """
         session = self._session
         return self._confirmed_ms if session is None else max(self._confirmed_ms, session.previous_fetch_ms)

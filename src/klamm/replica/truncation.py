@@ -20,7 +20,9 @@ class Truncation(NamedTuple):
 
 
 def truncation_for(log: Log, leader: EpochEndOffset) -> Truncation:
-    """Return how to truncate after the leader reported where the requested epoch, or its last one before, ends."""
+    """Return how to truncate after the leader reported where the requested epoch ends, or the last earlier epoch that
+    the leader knows.
+    """
     if leader.end_offset == UNDEFINED_EPOCH_OFFSET:
         return Truncation(log.high_watermark, True)
     if leader.epoch == NO_EPOCH:

@@ -193,7 +193,7 @@ def check_security(config: KafkaConfig) -> None:
     Keystores are checked later: ZooKeeper may name others than the broker's file.
     """
     if config.klamm_admit_unproven_peers:
-        log.warning("klamm.admit.unproven.peers is set: brokers are admitted that do not prove their id")
+        log.warning("klamm.admit.unproven.peers is set: this broker accepts peers without proof of their id")
     mechanisms = SaslMechanisms(UserCredentials(), Secret(""))
     for endpoint in config.endpoints:
         if endpoint.security_protocol in SASL:

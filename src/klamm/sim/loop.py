@@ -2,8 +2,8 @@
 
 `select` does not wait: it moves the clock to the next timer. If nothing can ever happen again, that is reported as a
 deadlock. Every callback belongs to the process whose context it was scheduled in, so a process can be stopped for a
-while (its callbacks wait) or killed (they never run), as a real one with all it does. If only its event loop stalls,
-the callbacks of its other threads still run.
+while (its callbacks wait) or killed (its callbacks never run), like a real process. If only its event loop stalls, the
+callbacks of its other threads still run.
 """
 
 from __future__ import annotations

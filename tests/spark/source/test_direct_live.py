@@ -88,7 +88,7 @@ def value(number: int) -> bytes:
 
 
 def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    """Of the records, each of which holds what was written at its offset."""
+    """Return the offsets, and check that each record has the value written at its offset."""
     found: list[int] = []
     for batch in batches:
         here = batch.column("offset").to_pylist()

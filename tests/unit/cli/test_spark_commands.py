@@ -57,7 +57,7 @@ def test_status_stop_and_reset_of_a_pipeline_that_never_ran(
     file.write_text(PIPELINE.format(base=tmp_path))
     status()
     assert capsys.readouterr().out.startswith("Pipeline")
-    with pytest.raises(Failure, match="Nothing is known of a pipeline p"):
+    with pytest.raises(Failure, match="There is no pipeline p"):
         status("p")
     with pytest.raises(Failure, match="No pipeline p runs"):
         stop("p")

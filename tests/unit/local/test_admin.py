@@ -1,4 +1,4 @@
-"""What is asked of a cluster, against brokers whose word is given: no broker that has ended is believed in."""
+"""ClusterAdmin queries against scripted brokers: answers about ended brokers are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said and done when the controller does not answer, or cannot let the broker go."""
+"""Controlled shutdown if the controller does not answer or refuses it: log lines and actions."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_reader_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         for _ in range(2):
             warn_of_unknown({**BASE, "failOnDataLos": "false"})
     assert caplog.messages == [
-        "format(\"klamm\") knows no option 'failOnDataLos' and ignores it. Did you mean 'failOnDataLoss'?"
+        "format(\"klamm\") ignores the unknown option 'failOnDataLos'. Did you mean 'failOnDataLoss'?"
     ]
 
 

@@ -127,7 +127,7 @@ def test_files_of_a_delta_table_are_not_read_as_parquet(tmp_path: Path) -> None:
         ("select 'a\nfrom t", 1, "string"),
         ("select *\nfrom `t", 2, "name"),
         ("select (1\nfrom t", 1, "never closed"),
-        ("select 1)", 1, "never opened"),
+        ("select 1)", 1, "unmatched closing"),
         ("select 1 /* x", 1, "comment"),
         ("select 1\n/* /* x */ from t", 2, "comment"),
     ],

@@ -94,7 +94,7 @@ def test_a_new_directory_is_guarded_from_the_first_znode_on(tmp_path: Path) -> N
 
 
 def test_znodes_of_clients_that_ask_for_no_rules(tmp_path: Path) -> None:
-    """The server completes the rules before it answers: by no request does a znode stay open."""
+    """The server adds its rule before it answers, so no request leaves a znode unprotected."""
     with served(tmp_path, SECRET) as address, connected(address, SECRET) as client:
         fill(client)
         client.create("/sequence/n-", b"", makepath=True, sequence=True)

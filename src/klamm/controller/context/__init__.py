@@ -121,8 +121,9 @@ class ControllerContext:
         return not any(r in assigned and r not in suspects and online(r, tp) for r in state.isr)
 
     def partitions_without_online_leader(self, brokers: Iterable[int]) -> list[TopicPartition]:
-        """Partitions that cannot be served because one of `brokers` leads them or nobody does, without topics that are
-        being deleted.
+        """Partitions without a leader, and partitions of leaders in `brokers` whose replica is not online.
+
+        Topics that are being deleted are excluded.
         """
         led = (tp for b in (*sorted(set(brokers)), NO_LEADER) for tp in self.states.led_by(b))
         return [tp for tp in led if not self.deletions.is_queued(tp.topic) and not self.has_online_leader(tp)]

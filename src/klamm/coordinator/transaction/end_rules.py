@@ -52,7 +52,8 @@ def _end_in_epoch(txn: TransactionMetadata, request: EndTxn, now_ms: int) -> Tra
     error = check_producer(txn, request.producer)
     if error is not ErrorCode.NONE:
         return error
-    # A request that waits came first: if it opened a transaction after a successful abort, nobody would end that one.
+    # An earlier request is waiting. If this abort succeeded first, that request could open a transaction that is never
+    # ended.
     if txn.waiting:
         return ErrorCode.CONCURRENT_TRANSACTIONS
     if txn.pending is not None or txn.state.is_prepared:

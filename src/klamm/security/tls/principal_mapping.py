@@ -86,8 +86,8 @@ class PrincipalMapper:
 def distinguished_name(certificate_der: bytes) -> str:
     """Return the subject of a certificate as Java writes it: RFC 2253, the last attribute first. Raises ValueError.
 
-    Brokers of Kafka in the same cluster must find the same principal, so Java's habits count: it escapes an equals
-    sign and a number sign anywhere, and the value of an attribute without a name is hexadecimal.
+    Kafka brokers in the same cluster must derive the same principal, so this follows Java: it escapes an equals sign
+    and a number sign anywhere, and writes the value of an attribute without a name in hexadecimal.
     """
     from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 

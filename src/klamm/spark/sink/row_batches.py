@@ -130,7 +130,7 @@ class RowBatches:
         """Return the open batch of a partition. If a record of this size does not fit, it is a new one."""
         open_ = self._open.get(tp)
         if open_ is not None and (open_.size + size > self._batch_bytes or open_.count >= MAX_RECORDS):
-            # With the full one go those that are nearly full: a request per leader, not one per partition.
+            # Send nearly full batches together with the full one, so that each leader gets one request.
             self._emit_where(lambda other: other is open_ or other.size * 2 > self._batch_bytes)
             open_ = None
         if open_ is None:

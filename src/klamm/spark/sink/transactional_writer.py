@@ -364,8 +364,8 @@ class _TaskTransaction:
     def _free_id(self) -> str:
         """Return the id of this attempt, or a later one while another attempt with the same number is open.
 
-        That is one of an earlier attempt of the stage: Spark counts attempts of tasks from 0 again, and may still
-        accept its result.
+        The open attempt belongs to an earlier attempt of the stage, because Spark restarts task attempts at 0. Spark
+        may still accept its result.
         """
         while True:
             found = task_id(

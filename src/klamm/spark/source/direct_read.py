@@ -94,7 +94,7 @@ class DirectReader:
             if is_begun:
                 raise
             self.offset = start
-            raise DirectReadError(f"The files of {self._wanted.tp} hold what cannot be read: {e}") from e
+            raise DirectReadError(f"The files of {self._wanted.tp} contain an unreadable batch: {e}") from e
 
     def _aborted(self, directory: Path, last: int) -> Aborted:
         if not self._options.read_committed:

@@ -89,4 +89,4 @@ def warn_of_unknown(options: Mapping[str, str]) -> None:
     for name in unknown(options, known):
         if name.lower() not in _warned:
             _warned.add(name.lower())
-            _log.warning('format("klamm") knows no option %r and ignores it.%s', name, did_you_mean(name, known))
+            _log.warning('format("klamm") ignores the unknown option %r.%s', name, did_you_mean(name, known))

@@ -221,7 +221,7 @@ class _RangeFetcher:
         if self._is_identified:
             return
         if pending.topic_id is None and self._is_recreated():
-            raise TopicIdError(f"{self._wanted.tp.topic} is another topic now")
+            raise TopicIdError(f"{self._wanted.tp.topic} was deleted and created again")
         self._is_identified = True
 
     def _skip_lost(self) -> None:

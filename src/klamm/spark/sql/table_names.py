@@ -285,7 +285,7 @@ class _Reader:
             frame.expects = False
         elif word.text == ")":
             if len(self._frames) == 1:
-                raise SqlTextError(word.line, "a bracket is closed that was never opened.")
+                raise SqlTextError(word.line, "unmatched closing bracket.")
             self._frames.pop()
         elif word.text == "," and frame.in_from:
             frame.expects = True

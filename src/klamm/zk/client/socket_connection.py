@@ -414,7 +414,7 @@ class SocketConnection:
             self._take_event(frame)
             return
         if not self._pending or self._pending[0][0] != xid:
-            raise ConnectionBroken(f"reply {xid} is to no request of ours")
+            raise ConnectionBroken(f"ZooKeeper sent a reply with unknown xid {xid}")
         _, request, result = self._pending[0]
         if zxid > 0:
             self.last_zxid = zxid

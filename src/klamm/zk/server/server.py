@@ -1,8 +1,8 @@
 """The embedded ZooKeeper: `ZnodeTree` behind ZooKeeper's own protocol, durable, in one event loop.
 
-Clients such as kazoo cannot tell it from a ZooKeeper 3.9 in standalone mode, except that container and TTL znodes,
-quotas, persistent watches and reconfiguration are not there (UNIMPLEMENTED), and that a server which was itself paused
-does not blame its clients: their sessions are extended by the pause.
+To clients such as kazoo it behaves like ZooKeeper 3.9 in standalone mode. Exceptions: container and TTL znodes, quotas,
+persistent watches and reconfiguration are UNIMPLEMENTED; after a pause of the server, sessions are extended by its
+length.
 
     python -m klamm.zk.server.main --data-dir D --port P
 
@@ -353,7 +353,7 @@ class EmbeddedZooKeeper:
         now_ms = self._monotonic_ms()
         late_ms = now_ms - self._tick_due_ms
         if late_ms > self._tick_ms:
-            log.warning("the server stood still for %d ms; sessions are extended by that", late_ms)
+            log.warning("server was stalled for %d ms; extending all sessions by this time", late_ms)
             for session in self.tree.sessions.values():
                 session.deadline_ms += late_ms
         self._expire_sessions(now_ms)

@@ -50,7 +50,7 @@ def load_tree(tree: ZnodeTree, records: Sequence[bytes]) -> None:
         raise ValueError("its end is missing")
     _, last_zxid, sessions, nodes = _HEAD.unpack(records[0])
     if len(records) != sessions + nodes + 2:
-        raise ValueError("its number of records is not the one that it states")
+        raise ValueError("its record count differs from the count in its first record")
     for record in records[1 : 1 + sessions]:
         _, session_id, timeout_ms = _SESSION.unpack_from(record)
         tree.sessions[session_id] = Session(session_id, timeout_ms, record[_SESSION.size :])

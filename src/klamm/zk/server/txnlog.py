@@ -239,8 +239,8 @@ def _check_first_log(directory: Path, logs: list[int], last_zxid: int) -> None:
 def begun_logs(directory: Path, logs: list[int]) -> list[int]:
     """Return the logs at the end that were created and never used; the first log of all does not count.
 
-    A roll begins the next log before the last records of the old one are synced, and writes to it only afterwards: a
-    power cut in between leaves the old one torn, and it is the last that counts.
+    A roll begins the next log before the last records of the old one are synced, and writes to it only afterwards.
+    After a power failure in between, the old log may end with a torn record and counts as the last log.
     """
     used = len(logs)
     while used > 1 and log_path(directory, logs[used - 1]).stat().st_size <= len(MAGIC):
