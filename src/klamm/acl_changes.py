@@ -163,7 +163,7 @@ class AclChangeListener:
 
     def _wake(self) -> None:
         if self._runner is None or self._runner.done():
-            self._runner = asyncio.get_running_loop().create_task(self._run())
+            self._runner = asyncio.get_running_loop().create_task(self._run(), name="acl-changes")
 
     async def _run(self) -> None:
         waiting: list[asyncio.Future[None]] = []

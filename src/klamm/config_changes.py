@@ -151,7 +151,8 @@ class ConfigChangeListener:
 
     def refresh_topics(self, topics: Iterable[str]) -> asyncio.Future[None]:
         """Read the configurations of topics that are new to this broker; done when the repository has them."""
-        task = asyncio.get_running_loop().create_task(self._refresh_quietly(list(topics)))
+        refresh = self._refresh_quietly(list(topics))
+        task = asyncio.get_running_loop().create_task(refresh, name="topic-config-refresh")
         self._refreshes[task] = None
         task.add_done_callback(self._refreshes.pop)
         return task
@@ -174,7 +175,7 @@ class ConfigChangeListener:
         """Process notifications since the last check."""
         self._is_dirty = True
         if self._runner is None or self._runner.done():
-            self._runner = asyncio.get_running_loop().create_task(self._run())
+            self._runner = asyncio.get_running_loop().create_task(self._run(), name="config-changes")
 
     async def _run(self) -> None:
         try:

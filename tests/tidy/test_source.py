@@ -89,6 +89,22 @@ def test_wait_for_is_not_used() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_tasks_have_names() -> None:
+    """Dumps of running tasks and warnings of slow callbacks show the name. The simulator names its own by coroutine."""
+    calls = [
+        (module, node)
+        for module in modules()
+        if not module.name.startswith("klamm.sim.") and "create_task" in module.text
+        for node in module.nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "create_task"
+    ]
+    assert calls
+    wrong = [
+        f"{module.place}:{node.lineno}" for module, node in calls if "name" not in {key.arg for key in node.keywords}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 OTHER_WAYS_TO_WAIT = {"add_done_callback", "call_at", "call_later", "call_soon", "follow", "run_in_executor"}
 OTHER_WAYS_TO_WAIT |= {"call_soon_threadsafe", "run_coroutine_threadsafe", "to_thread"}
 WAITS_OF_ASYNCIO = {"asyncio.ensure_future", "asyncio.gather", "asyncio.sleep", "asyncio.timeout", "asyncio.wait"}

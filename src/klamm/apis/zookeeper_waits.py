@@ -51,7 +51,8 @@ def change_in_time(
         apply(result)
         return NO_ERROR
 
-    done: Future[Outcome] = after(broker.loop.create_task(change), applied, on_failure=refuse)
+    changing = broker.loop.create_task(change, name="zookeeper-change")
+    done: Future[Outcome] = after(changing, applied, on_failure=refuse)
     return after(done, _same, timeout_ms=CHANGE_WAIT_MS, on_timeout=lambda: _LATE)
 
 
@@ -74,7 +75,7 @@ def read_in_time(
     broker: Broker, read: Coroutine[Any, Any, A], timeout_ms: int, otherwise: Callable[[ErrorCode], B]
 ) -> Future[A | B]:
     """Return the result of `read`; if ZooKeeper fails or does not answer in time, that of `otherwise`."""
-    reading = broker.loop.create_task(read)
+    reading = broker.loop.create_task(read, name="zookeeper-read")
 
     def on_failure(failure: BaseException) -> A | B:
         if isinstance(failure, ZkError):

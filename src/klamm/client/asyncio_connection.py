@@ -265,7 +265,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         """Authenticate again (KIP-368): requests in flight are answered first, later ones wait."""
         if self._error is None:
             self._held = []
-            self._session = self._loop.create_task(self._authenticate_again(credentials))
+            authenticating = self._authenticate_again(credentials)
+            self._session = self._loop.create_task(authenticating, name="reauthentication")
 
     async def _authenticate_again(self, credentials: SaslCredentials) -> None:
         try:

@@ -296,7 +296,7 @@ class ControllerChannelManager:
     def ask_log_ends(self, broker: BrokerEndPoints, partitions: tuple[tuple[TopicPartition, int], ...]) -> None:
         """Uses its own connection, because a starting broker answers control requests first."""
         asking = ask_log_ends(broker, partitions, self._config, self._on_event)
-        task = asyncio.get_running_loop().create_task(asking)
+        task = asyncio.get_running_loop().create_task(asking, name=f"log-ends-of-broker-{broker.id}")
         queries = self._queries.setdefault(broker.id, {})
         queries[task] = None
         task.add_done_callback(queries.pop)

@@ -17,7 +17,7 @@ class ControllerTaskRunner(ControllerRunner):
 
     def start(self, config: ControllerConfig) -> None:
         manager, channels = self._open(config)
-        self._task = self._broker_loop.create_task(_serve(manager, channels))
+        self._task = self._broker_loop.create_task(_serve(manager, channels), name="controller-event-loop")
         self.handle._put = self._put
 
     async def stop(self) -> None:

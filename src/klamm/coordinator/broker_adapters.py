@@ -127,7 +127,7 @@ class LoopScheduler:
         self._advance()
 
     def spawn(self, job: Iterator[None]) -> None:
-        task = self._loop.create_task(_run(job))
+        task = self._loop.create_task(_run(job), name=getattr(job, "__qualname__", "coordinator-job"))
         self._jobs[task] = None
         task.add_done_callback(self._on_done)
 

@@ -142,7 +142,7 @@ class DrillNetwork:
             link = _Link(near, who, target)
             self._links.add(link)
             near.on_close = lambda: self._links.discard(link)
-            task = self._loop.create_task(self._connect(link, target_port))
+            task = self._loop.create_task(self._connect(link, target_port), name=f"drill-link-to-{target_port}")
             self._connecting[task] = None
             task.add_done_callback(self._connecting.pop)
 

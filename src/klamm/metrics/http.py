@@ -154,7 +154,7 @@ class _HttpConnection(asyncio.Protocol):
         if end < 0 or end > MAX_REQUEST_BYTES:
             self._respond("431 Request Header Fields Too Large", "The request is too large.\n")
             return
-        self._answer = self._loop.create_task(self._serve(bytes(self._received[:end])))
+        self._answer = self._loop.create_task(self._serve(bytes(self._received[:end])), name="metrics-http")
 
     def abort(self) -> None:
         if self._transport is not None:

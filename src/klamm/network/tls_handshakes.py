@@ -101,7 +101,7 @@ class TlsHandshakes:
         """Encrypt a connection that was admitted."""
         accepted = connection.transport
         assert isinstance(accepted, AcceptedSocket)
-        accepted.handshake = self._loop.create_task(self._shake_hands(connection, accepted))
+        accepted.handshake = self._loop.create_task(self._shake_hands(connection, accepted), name="tls-handshake")
 
     async def _shake_hands(self, connection: Connection, accepted: AcceptedSocket) -> None:
         """End with a connection that reads requests, or with a closed one."""

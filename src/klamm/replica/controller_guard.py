@@ -109,7 +109,7 @@ class ControllerGuard:
         verdict: asyncio.Future[ErrorCode] = self._loop.create_future()
         self._waiting.append((claim, verdict))
         if self._reading is None:
-            self._reading = self._loop.create_task(self._ask())
+            self._reading = self._loop.create_task(self._ask(), name="controller-guard")
         return verdict
 
     def shutdown(self) -> None:

@@ -53,7 +53,7 @@ class ZkIsrManager:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(work, name="zk-isr-change")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 

@@ -165,7 +165,7 @@ class _Coordinator:
         question.waiting.append((answer, partitions))
         self._waiting_partitions += len(question.partitions) - before
         if self._sending is None:
-            self._sending = self._loop.create_task(self._send_all())
+            self._sending = self._loop.create_task(self._send_all(), name="add-partitions-to-txn")
 
     async def close(self) -> None:
         if self._sending is not None:

@@ -24,7 +24,8 @@ class BackgroundTasks:
         """In start order: a set would cancel them in the order of memory addresses."""
 
     def spawn(self, coroutine: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+        name = getattr(coroutine, "__qualname__", "background-task")
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
 

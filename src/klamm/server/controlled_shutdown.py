@@ -96,7 +96,7 @@ class _ZooKeeperWatch:
 
     async def answer_to(self, question: Coroutine[object, object, Answer]) -> Answer:
         """Raise CutOff if ZooKeeper becomes unreachable before an answer."""
-        asking = self._loop.create_task(question)
+        asking = self._loop.create_task(question, name="controlled-shutdown")
         try:
             while not asking.done():
                 either: set[asyncio.Future[Any]] = {asking, self._cut_off}

@@ -100,7 +100,7 @@ class ControllerChannel:
                 security=self._outgoing.of(self._listener),
                 totals=self._totals(snapshot.controller_id),
             )
-            self._opening = self._loop.create_task(opening)
+            self._opening = self._loop.create_task(opening, name=f"{self._name}-connect")
         return await asyncio.shield(self._opening)
 
     def _disconnect(self) -> None:

@@ -118,7 +118,7 @@ class InterBrokerClients:
         return response
 
     def _create_topics(self, topics: tuple[CreatableTopic, ...]) -> asyncio.Future[TopicResults]:
-        return self._broker.loop.create_task(self._ask_to_create(topics))
+        return self._broker.loop.create_task(self._ask_to_create(topics), name="auto-topic-creation")
 
     async def _ask_to_create(self, topics: tuple[CreatableTopic, ...]) -> TopicResults:
         timeout_ms = self._broker.config.request_timeout_ms

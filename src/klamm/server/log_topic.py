@@ -94,7 +94,7 @@ class LogTopicWriter:
 
     def start(self, broker: Broker) -> None:
         self._broker = broker
-        self._task = broker.loop.create_task(self._run(broker))
+        self._task = broker.loop.create_task(self._run(broker), name=self._topic.title.replace(" ", "-"))
 
     async def stop(self) -> None:
         """Write the remaining records if that is possible soon.

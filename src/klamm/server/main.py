@@ -82,8 +82,8 @@ async def run(config: KafkaConfig, ready_file: Path | None, environment: Environ
         stop.set()
 
     server = KafkaServer(config, environment, on_failure=on_failure)
-    starting = loop.create_task(_start(server))
-    stopping = loop.create_task(stop.wait())
+    starting = loop.create_task(_start(server), name="broker-start")
+    stopping = loop.create_task(stop.wait(), name="broker-stop-signal")
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():

@@ -45,7 +45,7 @@ class ProducerIdBlocks:
 
     def allocate(self) -> asyncio.Future[ProducerIdBlock]:
         steps = take_from_zookeeper(self._zk, self._broker_id) if self._channel is None else self._ask(self._channel)
-        return asyncio.get_running_loop().create_task(steps)
+        return asyncio.get_running_loop().create_task(steps, name="producer-id-block")
 
     async def _ask(self, controller: ControllerChannel) -> AllocatedBlock:
         request = AllocateProducerIdsRequest(broker_id=self._broker_id, broker_epoch=self._registration.epoch)

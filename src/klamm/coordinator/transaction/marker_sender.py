@@ -53,7 +53,8 @@ class TransactionMarkerSender:
     def wake(self, broker_id: int) -> None:
         """Send what waits for the broker, unless its task does so already."""
         if self._markers is not None and broker_id not in self._tasks:
-            self._tasks[broker_id] = self._loop.create_task(self._run(broker_id, self._markers))
+            sending, name = self._run(broker_id, self._markers), f"txn-marker-sender-{broker_id}"
+            self._tasks[broker_id] = self._loop.create_task(sending, name=name)
 
     async def close(self) -> None:
         self._markers = None

@@ -92,7 +92,7 @@ def start_callback(
         finally:
             done.set_result(None)
 
-    task = loop.create_task(run())
+    task = loop.create_task(run(), name="zookeeper-listener")
     _RUNNING.add(task)
     task.add_done_callback(_RUNNING.discard)
 

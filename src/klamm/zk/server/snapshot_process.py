@@ -55,7 +55,7 @@ class Compaction:
             self._start(None)
 
     def _start(self, closed_before: int | None) -> None:
-        self._task = self._loop.create_task(self._compact(closed_before))
+        self._task = self._loop.create_task(self._compact(closed_before), name="zookeeper-snapshot")
 
     async def _compact(self, closed_before: int | None) -> None:
         directory = self._data_dir.path
