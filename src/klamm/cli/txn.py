@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -199,10 +199,9 @@ def _abort_in_log(
 def _transactions(servers: str, timeout_s: float) -> Transactions:
     from klamm.cli.broker_requests import cli_client_config
     from klamm.client.cluster_transactions import Transactions
-    from klamm.client.patience import TRANSACTION_QUESTION
+    from klamm.client.patience import TRANSACTION_QUESTION, repeated_for
 
-    patience = replace(TRANSACTION_QUESTION, deadline_ms=int(timeout_s * 1000))
-    return Transactions(cli_client_config(servers), patience)
+    return Transactions(cli_client_config(servers), repeated_for(TRANSACTION_QUESTION, int(timeout_s * 1000)))
 
 
 def _described(transactions: Transactions, transactional_id: str) -> Description:

@@ -131,6 +131,7 @@ class Transactions:
         self._on_problem = on_problem
         self._answered: Address | None = None
         """The broker that answered last: it is asked first, so that a silent one costs its time once."""
+        self._deadline: Deadline | None = None  # of the call in progress
 
     def listings(
         self,
@@ -283,9 +284,7 @@ class Transactions:
         lost = [each.partition_index for each in topic.partitions if each.leader_id < 0]
         if lost:
             tp = TopicPartition(TRANSACTION_STATE_TOPIC, lost[0])
-            self._report(
-                ClientError(f"{tp} has no leader: nobody knows whether its coordinator will end a transaction.")
-            )
+            self._report(ClientError(f"{tp} has no leader: whether a coordinator ends its transactions is unknown."))
         return not lost
 
     def _sees_all(self) -> bool:
@@ -395,21 +394,27 @@ class Transactions:
 
     def _until_served(self, attempt: Callable[[], T], what: str) -> T:
         """Repeat the attempt while its errors are temporary."""
-        deadline = Deadline(self._patience, SystemClock())
-        while True:
-            try:
-                return attempt()
-            except (RetriableError, OSError) as error:
-                if deadline.has_passed:
-                    _fail(f"{what} within {self._patience.deadline_s:g} s: {error}.")
-            time.sleep(self._patience.pause_s())
+        self._deadline = deadline = Deadline(self._patience, SystemClock())
+        try:
+            while True:
+                try:
+                    return attempt()
+                except (RetriableError, OSError) as error:
+                    if not deadline.may_repeat:
+                        _fail(f"{what}{deadline.patience.window}: {error}.")
+                time.sleep(self._patience.pause_s())
+        finally:
+            self._deadline = None
 
     def _ask(self, address: Address, request: Message, answer: type[R], limit: int | None = None) -> R:
         """Ask in the highest version, up to `limit`, that both sides have."""
         config = self._config
-        request_s = self._patience.request_s
-        with connected(address, request_s, client_id=config.client_id, security=config.security) as connection:
+        deadline = self._deadline or Deadline(self._patience, SystemClock())
+        connect_s = deadline.request_ms / 1000
+        with connected(address, connect_s, client_id=config.client_id, security=config.security) as connection:
+            connection.timeout_ms = deadline.request_ms
             connection.negotiate(config.software_name)
+            connection.timeout_ms = deadline.request_ms
             try:
                 version = connection.version(type(request), limit)
             except ConnectionError as error:

@@ -31,6 +31,7 @@ class Patience:
 
     `first_contact_ms` ends the call earlier if no broker was ever reached and every address refuses connections.
     The pause between two attempts is `backoff_ms`; it doubles up to `longest_backoff_ms` if that is given.
+    No attempt begins after `last_attempt_ms`, by default the deadline. The last one may take until the deadline.
     """
 
     deadline_ms: int | None
@@ -38,6 +39,7 @@ class Patience:
     request_ms: int = 30_000
     first_contact_ms: int | None = None
     longest_backoff_ms: int | None = None
+    last_attempt_ms: int | None = None
 
     def pause_ms(self, attempt: int = 0) -> int:
         """Return the pause after an attempt, counted from 0."""
@@ -56,6 +58,11 @@ class Patience:
     def deadline_s(self) -> float:
         assert self.deadline_ms is not None, "the call has no deadline"
         return self.deadline_ms / 1000
+
+    @property
+    def window(self) -> str:
+        """The part of a sentence about a failure that names the time for attempts, if there is more than one."""
+        return f" within {self.last_attempt_ms / 1000:g} s" if self.last_attempt_ms else ""
 
     @property
     def request_s(self) -> float:
@@ -112,8 +119,8 @@ INTERNAL_TOPICS: Final = Patience(30_000, backoff_ms=20, request_ms=10_000)
 """LocalCluster waits for the creation of internal topics before it stops a broker."""
 VIEWER_QUESTION: Final = Patience(5_000, request_ms=2_000)
 """A question of the viewer: the page shows what is known, and asks again."""
-VIEWER_TRANSACTIONS: Final = Patience(0, request_ms=2_000)
-"""A question of the viewer about transactions: one attempt, which may wait `request_ms` for each broker."""
+VIEWER_TRANSACTIONS: Final = Patience(2_000, request_ms=2_000, last_attempt_ms=0)
+"""A question of the viewer about transactions to one broker: one attempt."""
 VIEWER_STATUS: Final = Patience(3_000, request_ms=3_000)
 """The viewer asks a broker for its status, its metrics or its traces."""
 CONTROL_TAIL: Final = Patience(FOREVER, backoff_ms=1_000)
@@ -122,8 +129,8 @@ RECORD_SEARCH: Final = Patience(3_000)
 """A page of records; a search that takes longer shows what it has found."""
 SINGLE_RECORD: Final = Patience(5_000)
 """A record that a person writes: one attempt, and the broker waits this long for its replicas."""
-TRANSACTION_QUESTION: Final = Patience(30_000, backoff_ms=100, request_ms=10_000)
-"""A command's request about a transaction, repeated while coordinators or leaders move; `--timeout` is the deadline."""
+TRANSACTION_QUESTION: Final = Patience(40_000, backoff_ms=100, request_ms=10_000, last_attempt_ms=30_000)
+"""A command's request about a transaction, repeated for `--timeout` while coordinators or leaders move."""
 COMMAND_REQUEST: Final = Patience(10_000, request_ms=10_000)
 """A request of a command to one broker."""
 NEW_TOPIC: Final = Patience(10_000, backoff_ms=50, request_ms=10_000)
@@ -132,8 +139,11 @@ LOG_DIR_CHANGE: Final = Patience(30_000, request_ms=30_000)
 """A command sends one broker the directories of its replicas."""
 COMMAND_CHANGE: Final = Patience(60_000, request_ms=10_000)
 """A call of the admin client in a command, with all its requests."""
-CONTROLLER_SEARCH: Final = Patience(30_000, backoff_ms=200, request_ms=60_000)
-"""A command's request to the controller. A dead one is replaced when its session ends, by default after 18 s."""
+CONTROLLER_SEARCH: Final = Patience(90_000, backoff_ms=200, request_ms=60_000, last_attempt_ms=30_000)
+"""A command's request to the controller: 30 s to find one, 60 s for its answer.
+
+A dead controller is replaced when its session ends, by default after 18 s.
+"""
 FIRST_CONTACT: Final = Patience(2_000, request_ms=2_000)
 """A command asks whether a broker answers at all, before calls that wait for one."""
 QUICK_ANSWER: Final = Patience(500, request_ms=500)
@@ -185,6 +195,12 @@ def single_request(timeout_s: float) -> Patience:
     return Patience(timeout_ms, request_ms=timeout_ms)
 
 
+def repeated_for(call: Patience, window_ms: int, request_ms: int | None = None) -> Patience:
+    """Return the patience of a call whose last attempt begins within `window_ms` and may take `request_ms`."""
+    answer_ms = call.request_ms if request_ms is None else request_ms
+    return Patience(window_ms + answer_ms, call.backoff_ms, answer_ms, last_attempt_ms=window_ms)
+
+
 def remaining(call: Patience, left_s: float) -> Patience:
     """Return the patience of a call inside another one that ends in `left_s`."""
     return Patience(max(0, int(left_s * 1000)), call.backoff_ms, call.request_ms)
@@ -206,6 +222,12 @@ class Deadline:
     def has_passed(self) -> bool:
         limit = self.patience.deadline_ms
         return limit is not None and self.elapsed_ms >= limit
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether another attempt may begin."""
+        last = self.patience.last_attempt_ms
+        return not self.has_passed and (last is None or self.elapsed_ms < last)
 
     @property
     def request_ms(self) -> float:

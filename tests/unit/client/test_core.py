@@ -5,13 +5,24 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from time import monotonic
 
 import pytest
 
 from klamm.client.blocking_connection import BlockingConnection, NotKafkaError, ask_once
 from klamm.client.client_errors import AllRefusedError, ClientError, UnreachableError
+from klamm.client.cluster_transactions import Transactions
+from klamm.client.connection_pool import ClientConfig
 from klamm.client.exchange import Exchange, Pending
-from klamm.client.patience import DRIVER_CALL, LOG_END_QUERY, Deadline, Patience, planning
+from klamm.client.patience import (
+    DRIVER_CALL,
+    LOG_END_QUERY,
+    VIEWER_TRANSACTIONS,
+    Deadline,
+    Patience,
+    planning,
+    repeated_for,
+)
 from klamm.client.versions import Negotiation
 from klamm.errors import KlammError, ProtocolError
 from klamm.protocol.frames import decode_request_header
@@ -89,6 +100,28 @@ def test_no_request_may_take_longer_than_the_call() -> None:
     assert deadline.request_ms == 1
     with pytest.raises(ClientError, match=r"did not return offsets within 10000 ms: reset\."):
         deadline.pause_s("offsets", OSError("reset"), was_reached=True)
+
+
+def test_the_last_attempt_begins_early_enough_to_end_in_time() -> None:
+    time = Time()
+    call = repeated_for(Patience(10_000, request_ms=4_000), 6_000)
+    deadline = Deadline(call, time)
+    assert deadline.may_repeat and call.deadline_ms == 10_000
+    time.now = 6.0
+    assert not deadline.may_repeat and not deadline.has_passed and deadline.request_ms == 4_000
+    time.now = 8.0
+    assert deadline.request_ms == 2_000
+    assert not Deadline(VIEWER_TRANSACTIONS, time).may_repeat
+
+
+def test_a_question_about_transactions_ends_at_its_deadline() -> None:
+    """The broker accepts the connection and answers nothing: `request_ms` alone would let each step wait a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = ClientConfig((silent.getsockname(),), client_id="test")
+        began = monotonic()
+        with pytest.raises(UnreachableError):
+            Transactions(config, Patience(100, request_ms=60_000)).describe("tx")
+        assert monotonic() - began < 50
 
 
 def test_only_a_cluster_that_was_never_reached_and_refuses_is_given_up_early() -> None:
