@@ -106,11 +106,13 @@ def test_the_last_attempt_begins_early_enough_to_end_in_time() -> None:
     time = Time()
     call = repeated_for(Patience(10_000, request_ms=4_000), 6_000)
     deadline = Deadline(call, time)
-    assert deadline.may_repeat and call.deadline_ms == 10_000
-    time.now = 6.0
-    assert not deadline.may_repeat and not deadline.has_passed and deadline.request_ms == 4_000
-    time.now = 8.0
-    assert deadline.request_ms == 2_000
+    assert call.deadline_ms == 10_000
+
+    def state_at(seconds: float) -> tuple[bool, float]:
+        time.now = seconds
+        return deadline.may_repeat, deadline.request_ms
+
+    assert [state_at(seconds) for seconds in (0.0, 6.0, 8.0)] == [(True, 4_000), (False, 4_000), (False, 2_000)]
     assert not Deadline(VIEWER_TRANSACTIONS, time).may_repeat
 
 
