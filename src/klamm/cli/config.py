@@ -103,18 +103,18 @@ def alter(
     else:
         alter_resource(admin, kind, name, settings, delete)
     say(f"Changed the configuration of {kind} {name or '<default>'}.")
-    for key in settings:
-        if reason := why_no_effect(kind, key):
-            note(f"{yellow('Warning:', sys.stderr)} {key} has no effect in klamm. {reason}")
+    warn_of_ignored(kind, settings)
 
 
-def why_no_effect(kind: str, key: str) -> str | None:
-    """Return what the configuration reference says about a key that klamm accepts and ignores; None for other keys."""
+def warn_of_ignored(kind: str, keys: Iterable[str]) -> None:
+    """Warn of keys that klamm accepts and ignores."""
     from klamm.config import BROKER_KEYS, TOPIC_KEYS
     from klamm.config.definition import Support
 
-    found = (TOPIC_KEYS if kind == "topic" else BROKER_KEYS).get(key)
-    return found.doc if found is not None and found.support is Support.NO_EFFECT else None
+    known = TOPIC_KEYS if kind == "topic" else BROKER_KEYS
+    for key in keys:
+        if key in known and known[key].support is Support.NO_EFFECT:
+            note(f"{yellow('Warning:', sys.stderr)} {key} has no effect in klamm: docs/reference/configuration.md")
 
 
 def alter_resource(

@@ -54,6 +54,8 @@ def create(
     """Create topics."""
     from confluent_kafka.admin import NewTopic
 
+    from klamm.cli.config import warn_of_ignored
+
     admin = admin_client(bootstrap_server)
     if if_not_exists:
         existing = cluster_metadata(admin, bootstrap_server).topics
@@ -63,6 +65,7 @@ def create(
     if new:
         what = "Topic {} was not created".format
         results(admin.create_topics(new), what, "Created topic {}.", on_topic("CREATE"))
+        warn_of_ignored("topic", settings)
 
 
 @app.command("list")
@@ -217,7 +220,7 @@ def alter(
     """Add partitions to a topic, or change its configuration."""
     from confluent_kafka.admin import NewPartitions
 
-    from klamm.cli.config import alter_resource
+    from klamm.cli.config import alter_resource, warn_of_ignored
 
     if not partitions and not config and not delete_config:
         fail("Nothing to alter: pass --partitions, --config or --delete-config.")
@@ -227,8 +230,10 @@ def alter(
         results(done, "Topic {} was not altered".format, needed=on_topic("ALTER"))
         say(f"Topic {name} has {partitions} partitions.")
     if config or delete_config:
-        alter_resource(admin, "topic", name, parse_pairs(config, "--config"), delete_config)
+        settings = parse_pairs(config, "--config")
+        alter_resource(admin, "topic", name, settings, delete_config)
         say(f"Changed the configuration of topic {name}.")
+        warn_of_ignored("topic", settings)
 
 
 @app.command()

@@ -350,7 +350,7 @@ def _listener_values(
 
 def _warnings(values: Mapping[str, Value]) -> tuple[str, ...]:
     return tuple(
-        f"{name} is accepted but has no effect in klamm. {BROKER_KEYS[name].doc}"
+        f"{name} is accepted but has no effect in klamm"
         for name, value in values.items()
         if name in BROKER_KEYS and BROKER_KEYS[name].support is Support.NO_EFFECT and value != BROKER_KEYS[name].default
     )

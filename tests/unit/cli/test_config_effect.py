@@ -1,20 +1,29 @@
-"""`klamm config alter` names keys that klamm accepts without effect."""
+"""`klamm config alter` and `klamm topic` name keys that klamm accepts without effect."""
 
 from __future__ import annotations
 
-from klamm.cli.config import why_no_effect
+import pytest
+
+from klamm.cli.config import warn_of_ignored
 from klamm.config import BROKER_KEYS, TOPIC_KEYS
 from klamm.config.definition import Support
 
 
-def test_keys_without_effect_have_a_reason() -> None:
-    assert why_no_effect("broker", "num.network.threads") == BROKER_KEYS["num.network.threads"].doc
+def test_keys_without_effect_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for kind, keys in ("broker", BROKER_KEYS), ("topic", TOPIC_KEYS):
-        ignored = {name for name, key in keys.items() if key.support is Support.NO_EFFECT}
-        assert {name for name in keys if why_no_effect(kind, name)} == ignored
+        ignored = [name for name, key in keys.items() if key.support is Support.NO_EFFECT]
+        warn_of_ignored(kind, keys)
+        assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ignored
 
 
-def test_other_keys_have_none() -> None:
-    assert why_no_effect("broker", "log.retention.ms") is None
-    assert why_no_effect("topic", "retention.ms") is None
-    assert why_no_effect("topic", "unknown") is None
+def test_the_warning_does_not_repeat_the_documentation_of_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """`How long this broker tries to connect` does not explain why the key is ignored."""
+    key = "socket.connection.setup.timeout.ms"
+    warn_of_ignored("broker", [key])
+    assert capsys.readouterr().err == f"Warning: {key} has no effect in klamm: docs/reference/configuration.md\n"
+
+
+def test_other_keys_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_ignored("broker", ["log.retention.ms", "unknown"])
+    warn_of_ignored("topic", ["retention.ms"])
+    assert capsys.readouterr().err == ""
