@@ -25,7 +25,7 @@ from bench.report import Row
 from klamm.errors import KlammError
 
 STUBS: Final = (11, 12, 13)
-PARTITIONS_A_TOPIC: Final = 10
+PARTITIONS_PER_TOPIC: Final = 10
 LIMIT_S: Final = 120.0
 GOAL_S: Final = 2.0
 _PARTITION_COUNT: Final = "kafka_controller_kafkacontroller_globalpartitioncount"
@@ -54,14 +54,14 @@ class Failover:
 
 
 def measure(partitions: int, limit_s: float = LIMIT_S) -> Failover:
-    names = topic_names(partitions // PARTITIONS_A_TOPIC)
+    names = topic_names(partitions // PARTITIONS_PER_TOPIC)
     with LargeCluster(brokers=2) as cluster:
         old = cluster.local.controller_id
         new = 3 - old
         topic = _topic_led_by(cluster, new)
         stubs = StubBrokers(cluster.zookeeper, STUBS)
         try:
-            seed_now(cluster.zookeeper, names, PARTITIONS_A_TOPIC, STUBS, len(STUBS))
+            seed_now(cluster.zookeeper, names, PARTITIONS_PER_TOPIC, STUBS, len(STUBS))
             cluster.wait_until_notified(partitions, limit_s)
             return _fail_over(cluster, stubs, old, new, topic, partitions)
         finally:

@@ -23,7 +23,7 @@ from klamm.protocol.wire import Message
 REQUEST_TIMEOUT_S: Final = 120.0
 LIMIT_S: Final = 180.0
 POLL_S: Final = 0.02
-TOPICS_A_REQUEST: Final = 100
+TOPICS_PER_REQUEST: Final = 100
 R = TypeVar("R", bound=Message)
 Leaders = Mapping[tuple[str, int], int]
 
@@ -118,10 +118,10 @@ def wait_everywhere(cluster: BenchCluster, brokers: Iterable[int], holds: Callab
 
 
 def create_topics(cluster: BenchCluster, names: Sequence[str], partitions: int, replication_factor: int) -> None:
-    """Asks the controller, for `TOPICS_A_REQUEST` topics at a time; returns when it has answered all."""
+    """Asks the controller, for `TOPICS_PER_REQUEST` topics at a time; returns when it has answered all."""
     controller = cluster.controller_id()
-    for start in range(0, len(names), TOPICS_A_REQUEST):
-        request = _creation(names[start : start + TOPICS_A_REQUEST], partitions, replication_factor)
+    for start in range(0, len(names), TOPICS_PER_REQUEST):
+        request = _creation(names[start : start + TOPICS_PER_REQUEST], partitions, replication_factor)
         _created(ask(cluster, controller, request, 5, CreateTopicsResponse))
 
 

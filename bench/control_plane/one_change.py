@@ -24,12 +24,12 @@ SMALL: Final = 1_000
 LARGE: Final = 100_000
 ROUNDS: Final = 400
 GOAL: Final = 2.0
-PARTITIONS_A_TOPIC: Final = 10
+PARTITIONS_PER_TOPIC: Final = 10
 
 
 def controller_us(partitions: int, rounds: int = ROUNDS) -> float:
     """The median CPU time of one AlterPartition of one partition: decision, write in the tree, batch, encoding."""
-    driver = CoreDriver(cluster(partitions, PARTITIONS_A_TOPIC))
+    driver = CoreDriver(cluster(partitions, PARTITIONS_PER_TOPIC))
     driver.start()
     context = driver.controller.context
     tps = list(context.states.leadership)
@@ -64,8 +64,8 @@ def alter(driver: CoreDriver, tp: TopicPartition) -> None:
 def cache_us(partitions: int, rounds: int = ROUNDS) -> float:
     """The median CPU time of an update of one partition."""
     cache = MetadataCache(1)
-    names = topic_names(partitions // PARTITIONS_A_TOPIC)
-    cache.update(_update([(name, p, 0) for name in names for p in range(PARTITIONS_A_TOPIC)]))
+    names = topic_names(partitions // PARTITIONS_PER_TOPIC)
+    cache.update(_update([(name, p, 0) for name in names for p in range(PARTITIONS_PER_TOPIC)]))
     step = max(1, len(names) // rounds)
 
     def change(number: int) -> None:

@@ -18,7 +18,7 @@ from klamm.zk.model import paths
 from klamm.zk.model.ops import Create, WriteOp
 from klamm.zk.model.znodes import TopicZnode, encode_config, encode_partition_state, encode_topic
 
-OPS_A_TRANSACTION: Final = 1_000
+OPS_PER_TRANSACTION: Final = 1_000
 PARENTS: Final = (paths.TOPICS, "/config/topics")
 
 
@@ -57,7 +57,7 @@ def transactions(
     pending: list[WriteOp] = []
     for number, name in enumerate(names):
         ops = topic_ops(name, partitions, brokers, replication_factor, first + number * partitions, rng)
-        if pending and len(pending) + len(ops) > OPS_A_TRANSACTION:
+        if pending and len(pending) + len(ops) > OPS_PER_TRANSACTION:
             yield pending
             pending = []
         pending += ops

@@ -36,7 +36,7 @@ from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import Steps, begin, result_of
 
 _FIRST_STRICT: Final = 6
-_TOPICS_A_SLICE: Final = 10
+_TOPICS_PER_SLICE: Final = 10
 """Each is answered with all its settings."""
 
 
@@ -172,7 +172,7 @@ def _response(
     answers = yield from each(
         topics.values(),
         lambda topic: _result(broker, ctx, topic, results[topic.name], topic.name in timed_out),
-        _TOPICS_A_SLICE,
+        _TOPICS_PER_SLICE,
     )
     return CreateTopicsResponse(topics=answers)
 

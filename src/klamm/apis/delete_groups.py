@@ -18,7 +18,7 @@ from klamm.protocol.messages.delete_groups import DeletableGroupResult, DeleteGr
 from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import Steps, all_results, begin, result_of
 
-_GROUPS_A_SLICE: Final = 20
+_GROUPS_PER_SLICE: Final = 20
 
 
 def handle(broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest) -> Answer[DeleteGroupsResponse]:
@@ -35,8 +35,8 @@ def _delete(broker: Broker, ctx: RequestContext, req: DeleteGroupsRequest) -> St
     yield from each(req.groups_names, once.setdefault)
     names = list(once)
     ctx.hold(once)
-    starts = range(0, len(names), _GROUPS_A_SLICE)
-    deleted = yield from each(starts, lambda start: delete(names[start : start + _GROUPS_A_SLICE]), 1)
+    starts = range(0, len(names), _GROUPS_PER_SLICE)
+    deleted = yield from each(starts, lambda start: delete(names[start : start + _GROUPS_PER_SLICE]), 1)
     ctx.hold(deleted)
     return (yield from _response(ctx, (yield from result_of(all_results(deleted)))))
 

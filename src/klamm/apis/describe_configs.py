@@ -48,7 +48,7 @@ from klamm.protocol.messages.describe_configs import (
 from klamm.security.acl.bindings import AclOperation
 from klamm.waiting import Steps, begin, result_of
 
-_RESOURCES_A_SLICE: Final = 1
+_RESOURCES_PER_SLICE: Final = 1
 """Resources per slice: all keys of a broker take a few milliseconds."""
 
 
@@ -93,7 +93,7 @@ def _response(
     overrides: dict[str, Properties],
 ) -> Steps[DescribeConfigsResponse]:
     results = yield from each(
-        resources.values(), lambda resource: _result(broker, ctx, req, resource, overrides), _RESOURCES_A_SLICE
+        resources.values(), lambda resource: _result(broker, ctx, req, resource, overrides), _RESOURCES_PER_SLICE
     )
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 

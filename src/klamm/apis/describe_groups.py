@@ -25,7 +25,7 @@ from klamm.protocol.messages.describe_groups import (
 from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import Steps, begin
 
-_GROUPS_A_SLICE: Final = 20
+_GROUPS_PER_SLICE: Final = 20
 _NOT_ASKED: Final = -(1 << 31)
 _READ, _DELETE, _DESCRIBE = 3, 6, 8
 _GROUP_OPERATIONS: Final = 1 << _READ | 1 << _DELETE | 1 << _DESCRIBE
@@ -41,7 +41,7 @@ def _describe_all(broker: Broker, ctx: RequestContext, req: DescribeGroupsReques
     names: dict[str, None] = {}
     ctx.hold(names)
     yield from each(req.groups, names.setdefault)
-    described = yield from each(names, lambda group_id: _describe(broker, ctx, group_id, asked), _GROUPS_A_SLICE)
+    described = yield from each(names, lambda group_id: _describe(broker, ctx, group_id, asked), _GROUPS_PER_SLICE)
     return DescribeGroupsResponse(groups=described)
 
 

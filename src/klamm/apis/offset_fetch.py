@@ -35,7 +35,7 @@ from klamm.protocol.messages.offset_fetch import (
 from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.waiting import Steps, begin
 
-_GROUPS_A_SLICE = 20
+_GROUPS_PER_SLICE = 20
 _NO_OFFSET = -1
 _NO_EPOCH = -1
 _REFUSED = FetchedOffset(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -74,7 +74,7 @@ def _several(broker: Broker, ctx: RequestContext, req: OffsetFetchRequest) -> St
     yield from each(req.groups, lambda group: _merge(asked, group))
     answers: list[OffsetFetchResponseGroup] = []
     for group in asked.values():
-        if answers and len(answers) % _GROUPS_A_SLICE == 0:
+        if answers and len(answers) % _GROUPS_PER_SLICE == 0:
             yield
         answers.append((yield from _group(broker, ctx, group, req.require_stable)))
     return OffsetFetchResponse(groups=answers)

@@ -21,10 +21,10 @@ class BackgroundWorker:
     """Runs jobs in order of arrival and commits each on the loop. Without a loop everything happens at once."""
 
     def __init__(
-        self, on_failure: Callable[[str, OSError, str], None], let_go: Callable[[], bool] = lambda: False
+        self, on_failure: Callable[[str, OSError, str], None], close_idle: Callable[[], bool] = lambda: False
     ) -> None:
         self._on_failure = on_failure
-        self._let_go = let_go
+        self._close_idle = close_idle
         self._is_stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._executor: Executor | None = None
@@ -69,7 +69,7 @@ class BackgroundWorker:
             except OSError as e:
                 if not is_exhausted(e) or self._is_stopping.is_set():
                     raise
-            loop.call_soon_threadsafe(self._let_go)
+            loop.call_soon_threadsafe(self._close_idle)
             self._is_stopping.wait(_RETRY_SECONDS)
         job.work()
 

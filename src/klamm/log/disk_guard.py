@@ -62,7 +62,7 @@ class DiskGuard:
         """Report a failure of the disk; return the message for the client."""
         if is_exhausted(error):
             _log.warning("too many open files while %s %s; the client may retry", doing, self._directory)
-            self._env.pool.let_go()
+            self._env.pool.close_idle()
             return "the broker has too many open files"
         self.is_failed = True
         self._env.host.failed(self._log_dir, error, f"{doing} {self._directory}")

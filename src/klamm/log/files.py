@@ -187,21 +187,21 @@ def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 class OsFiles:
-    """The file system of the machine. `let_go` closes files that can be opened again; it returns whether it did."""
+    """The file system of the machine. `close_idle` closes files that can be opened again; it returns whether it did."""
 
     _FILE_MODE: Final = 0o600
     _DIR_MODE: Final = 0o700
     """Records and credentials of the cluster are for the broker's user only."""
 
-    def __init__(self, let_go: Callable[[], bool] = lambda: False) -> None:
-        self._let_go = let_go
+    def __init__(self, close_idle: Callable[[], bool] = lambda: False) -> None:
+        self._close_idle = close_idle
 
     def _opening(self, opener: Callable[[], T]) -> T:
         """Open a file; if too many are open, close some and retry once."""
         try:
             return opener()
         except OSError as e:
-            if not is_exhausted(e) or not self._let_go():
+            if not is_exhausted(e) or not self._close_idle():
                 raise
         return opener()
 

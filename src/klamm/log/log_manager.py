@@ -83,7 +83,7 @@ class LogManager:
         self._rng = rng
         self._owner = threading.get_ident()
         self._pool = OpenSegments(limits.max_open_segments)
-        self._files: Files = files or OsFiles(self._let_go)
+        self._files: Files = files or OsFiles(self._close_idle)
         self.dirs = LogDirs(log_dirs, self._files)
         self.had_clean_shutdown = False
         """Whether the last run left its mark in every directory. If not, any log may have lost its unflushed tail."""
@@ -93,7 +93,7 @@ class LogManager:
         self._services = services = LogServices(
             self._files,
             clock,
-            let_go=self._let_go,
+            close_idle=self._close_idle,
             is_in_use=hosted.is_in_use,
             on_failure=self.failed,
             on_flushed=self._events.on_flushed,
@@ -331,9 +331,9 @@ class LogManager:
 
     # directories that fail
 
-    def _let_go(self) -> bool:
+    def _close_idle(self) -> bool:
         """Close segments that are not in use: too many files are open. Segments belong to the thread of the loop."""
-        return threading.get_ident() == self._owner and self._pool.let_go() > 0
+        return threading.get_ident() == self._owner and self._pool.close_idle() > 0
 
     def failed(self, log_dir: str, error: OSError, doing: str) -> None:
         """Take a directory offline: its logs return KAFKA_STORAGE_ERROR until the broker is restarted.

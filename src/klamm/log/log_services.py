@@ -19,7 +19,7 @@ from klamm.model import ConnectionOrder, TopicPartition
 class LogServices:
     """The `LogHost` of all logs. Owner: the `LogManager`, which learns of failures through `on_failure`.
 
-    `let_go` closes segments that are not in use, if too many files are open.
+    `close_idle` closes segments that are not in use, if too many files are open.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class LogServices:
         files: Files,
         clock: Clock,
         *,
-        let_go: Callable[[], bool],
+        close_idle: Callable[[], bool],
         is_in_use: Callable[[Flushable], bool],
         on_failure: Callable[[str, OSError, str], None],
         on_flushed: Callable[[TopicPartition, int], None],
@@ -35,7 +35,7 @@ class LogServices:
         self._on_failure = on_failure
         self._on_flushed = on_flushed
         self.youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
-        self._worker = BackgroundWorker(on_failure, let_go)
+        self._worker = BackgroundWorker(on_failure, close_idle)
         self._syncs = SyncQueue(files, self._worker)
         self.deletions = DeletionQueue(files, clock, self.submit)
         self.flushes = FlushQueue(is_in_use)

@@ -27,7 +27,7 @@ class OpenSegments:
         self._max_index_bytes = max_index_bytes
         self._index_bytes = 0
         self._open: dict[Releasable, int] = {}
-        self._is_letting_go = False
+        self._is_closing = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -41,18 +41,18 @@ class OpenSegments:
             attempts -= 1
             self._try_oldest(segment)
 
-    def let_go(self) -> int:
+    def close_idle(self) -> int:
         """Close some of the least recently used segments, since files are needed elsewhere; return how many."""
-        if self._is_letting_go:
+        if self._is_closing:
             return 0
-        self._is_letting_go = True
+        self._is_closing = True
         before = len(self._open)
         wanted = max(before // 4, 1)
         attempts = 2 * before
         while attempts > 0 and before - len(self._open) < wanted:
             attempts -= 1
             self._try_oldest(None)
-        self._is_letting_go = False
+        self._is_closing = False
         return before - len(self._open)
 
     def closed(self, segment: Releasable) -> None:
