@@ -23,7 +23,7 @@ def produce(bootstrap: str, topic: str, records: int, size: int, acks: str) -> f
     said = run_tool("ProducerPerformance", arguments)
     found = re.findall(rf"^{records} records sent, ([\d.]+) records/sec", said, re.MULTILINE)
     if not found:
-        raise KlammError(f"ProducerPerformance told no rate:\n{said[-2000:]}")
+        raise KlammError(f"ProducerPerformance printed no rate:\n{said[-2000:]}")
     return float(found[-1])
 
 
@@ -42,7 +42,7 @@ def end_to_end(bootstrap: str, topic: str, records: int, size: int, acks: str) -
     said = run_tool("EndToEndLatency", [bootstrap, topic, str(records), acks, str(size)])
     found = re.search(r"50th = ([\d.]+), 99th = ([\d.]+), 99.9th = ([\d.]+)", said)
     if found is None:
-        raise KlammError(f"EndToEndLatency told no percentiles:\n{said[-2000:]}")
+        raise KlammError(f"EndToEndLatency printed no percentiles:\n{said[-2000:]}")
     return dict(zip(("p50", "p99", "p999"), map(float, found.groups()), strict=True))
 
 

@@ -1,6 +1,6 @@
 """Rows, their comparison, and bench/RESULTS.md, in which every bench rewrites its own section and nobody else's.
 
-A section stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. What is outside of them is written by hand.
+A section stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Text outside of them is written by hand.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def compare(rounds: Mapping[str, Iterable[Iterable[Row]]]) -> list[Comparison]:
-    """From each side's rounds (`klamm` and, with a peer, `kafka`) to one line a row, in the order of their first sight.
+    """Turn each side's rounds (`klamm` and, with a peer, `kafka`) into one line per row, in order of first appearance.
 
     A row that one side could not give has its cell empty.
     """
@@ -118,7 +118,7 @@ def load_average() -> float:
 
 
 def load_note(load_at_start: float) -> str:
-    """Whether the machine was ours alone, as far as the load average before the first process can tell."""
+    """Return whether the machine was idle before the first process started, by its load average."""
     if load_at_start < 0.5:
         return f"The machine was quiet at the start (load average {load_at_start:.2f})."
     return f"**The machine was shared**: load average {load_at_start:.2f} at the start."

@@ -1,6 +1,6 @@
 """The controller's core alone: driven on a `ZnodeTree` in this process, its requests encoded and thrown away.
 
-What is timed here is the controller's own work, without ZooKeeper's process, sockets and brokers.
+Only the controller's own work is timed, without ZooKeeper's process, sockets and brokers.
 """
 
 from __future__ import annotations

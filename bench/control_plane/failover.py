@@ -3,7 +3,7 @@
 Real processes: ZooKeeper and two klamm brokers, of which one is the controller. The partitions live on three brokers
 that are only registered (`stub_brokers`), so that no logs are made: the time is the controller's. When the controller
 is killed, one of the three leaves as well. The next one reads everything, elects a new leader for every third
-partition, takes the dead replica out of the ISR of the others, and tells the two that are left and itself.
+partition, takes the dead replica out of the ISR of the others, and notifies the remaining two and itself.
 
 The clock starts when ZooKeeper deletes `/controller`.
 """
@@ -126,7 +126,7 @@ def _wait_for_all(stubs: StubBrokers, after: float, partitions: int) -> list[Arr
         if all(count >= partitions for count in reported.values()):
             return came
         time.sleep(0.5)
-    raise KlammError(f"The brokers were not told of {partitions} partitions within {LIMIT_S:g} s: {reported}")
+    raise KlammError(f"The brokers did not receive {partitions} partitions within {LIMIT_S:g} s: {reported}")
 
 
 def rows(partitions: int, *, has_goal: bool) -> Iterator[Row]:

@@ -81,7 +81,7 @@ class LargeCluster:
         deadline = time.monotonic() + timeout_s
         while not self.is_notified(partitions):
             if time.monotonic() > deadline:
-                raise KlammError(f"The brokers were not told of {partitions} partitions within {timeout_s:g} s.")
+                raise KlammError(f"The brokers did not receive {partitions} partitions within {timeout_s:g} s.")
             time.sleep(0.1)
 
     def is_notified(self, partitions: int) -> bool:

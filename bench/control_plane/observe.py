@@ -1,4 +1,4 @@
-"""What is seen of a cluster from outside: brokers' metadata over Kafka's protocol, and when znodes come and go."""
+"""Observes a cluster from outside: brokers' metadata over Kafka's protocol, and when znodes come and go."""
 
 from __future__ import annotations
 

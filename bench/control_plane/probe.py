@@ -1,4 +1,4 @@
-"""How long a client waits: a process that produces 1 KiB at a time, a few hundred times a second, and notes how long.
+"""Measures the waits of a client: a process that produces 1 KiB at a time, a few hundred times per second.
 
 `python -m bench.control_plane.probe PORT TOPIC PARTITION` runs until its standard input ends, then prints a JSON list
 of [moment, latency in ms] pairs; moments are those of the monotonic clock, which all processes of a machine share.

@@ -52,7 +52,7 @@ def topic_ops(name: str, partitions: int, brokers: Sequence[int], rf: int, first
 def transactions(
     names: Sequence[str], partitions: int, brokers: Sequence[int], replication_factor: int, first: int = 0
 ) -> Iterator[list[WriteOp]]:
-    """The operations of all topics, as many topics a transaction as fit; `first` counts the partitions before them."""
+    """Yield the operations of all topics, as many per transaction as fit; `first` counts the partitions before them."""
     rng = Random(first)
     pending: list[WriteOp] = []
     for number, name in enumerate(names):

@@ -38,7 +38,7 @@ class AgeWriter(DataSourceStreamArrowWriter):
         self._path = path
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Ages in milliseconds, a file a task: a task that is empty leaves none."""
+        """Write ages in milliseconds, one file per task; an empty task writes none."""
         found = []
         for batch in iterator:
             written_us = batch.column("timestamp").cast("int64").to_numpy()

@@ -176,14 +176,14 @@ def compare(path: Path, lines: list[str]) -> int:
         case ".log":
             stored = list(batches(data))
             expected: list[object] = [batch_row(batch) for batch in stored]
-            told: list[object] = [_numbers(found.groups()) for line in lines if (found := BATCH.match(line))]
+            reported: list[object] = [_numbers(found.groups()) for line in lines if (found := BATCH.match(line))]
             told_markers = [(f[1], int(f[2])) for line in lines if (f := MARKER.search(line))]
             if told_markers != list(markers_of(stored)):
                 raise KlammError(f"{path.name}: markers {told_markers}")
         case ".txnindex":
             rows = [data[at : at + 34] for at in range(0, len(data), 34)]
             expected = [tuple(int.from_bytes(r[at : at + 8], "big") for at in range(2, 34, 8)) for r in rows]
-            told = [_numbers(found.groups()) for line in lines if (found := ABORTED.match(line))]
+            reported = [_numbers(found.groups()) for line in lines if (found := ABORTED.match(line))]
         case ".snapshot":
             expected = [
                 (
@@ -195,11 +195,11 @@ def compare(path: Path, lines: list[str]) -> int:
                 )
                 for entry in decode_snapshot(data)
             ]
-            told = [_numbers(found.groups()) for line in lines if (found := PRODUCER.match(line))]
+            reported = [_numbers(found.groups()) for line in lines if (found := PRODUCER.match(line))]
         case _:
             return len(lines)
-    if expected != told:
-        raise KlammError(f"{path.name}: klamm has {expected}, DumpLogSegments says {told or lines[:3]}")
+    if expected != reported:
+        raise KlammError(f"{path.name}: klamm has {expected}, DumpLogSegments says {reported or lines[:3]}")
     return len(expected)
 
 
@@ -218,10 +218,10 @@ def check(name: str, directory: Path) -> bool:
     except (KlammError, KeyError) as error:
         print(f"not ok {name}: {' '.join(str(error).split())[:500]}", flush=True)
         return False
-    told = ", ".join(f"{count} in {kind}" for kind, count in counts.items())
+    reported = ", ".join(f"{count} in {kind}" for kind, count in counts.items())
     is_complete = counts[".log"] > 0 and counts[".snapshot"] > 0
     print(f"{'ok' if is_complete else 'not ok'} {name}", flush=True)
-    print(f"  {len(files)} files: {told}", flush=True)
+    print(f"  {len(files)} files: {reported}", flush=True)
     return is_complete
 
 

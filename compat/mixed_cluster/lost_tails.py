@@ -31,7 +31,7 @@ PER_BATCH: Final = 20
 CUT: Final = 0.5
 LEAST_ISR: Final = "min.insync.replicas"
 NOT_YET: Final = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-"""The answers of a leader that has not heard of the new topic."""
+"""The answers of a leader that does not know the new topic yet."""
 SETTINGS: Final[Mapping[str, object]] = {
     # Only the checks end sessions and change ISRs, and no check waits until the controller gives up on replicas.
     "zookeeper.session.timeout.ms": 40_000,

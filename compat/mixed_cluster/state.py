@@ -46,7 +46,7 @@ def partitions_of(cluster: MixedCluster) -> dict[Partition, tuple[object, ...]]:
 
 
 def differences(cluster: MixedCluster) -> list[str]:
-    """Empty when all running brokers tell the same and every partition has all its running replicas in sync."""
+    """Empty if all running brokers report the same and every partition has all its running replicas in sync."""
     views = {broker_id: metadata_of(cluster, broker_id) for broker_id in cluster.answering()}
     first, *others = views
     found = [

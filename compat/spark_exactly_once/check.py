@@ -50,8 +50,8 @@ def run(cluster: BenchCluster, label: str, quick: bool, security: Mapping[str, s
                 try:
                     step(matrix)
                 except Exception as error:
-                    told = str(error).strip().replace("\n", " ")
-                    print(f"not ok {name} ({label}): {told[:300]}", flush=True)
+                    reported = str(error).strip().replace("\n", " ")
+                    print(f"not ok {name} ({label}): {reported[:300]}", flush=True)
                     return
                 print(f"ok {name} ({label})", flush=True)
         finally:

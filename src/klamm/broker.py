@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 WARNING_INTERVAL_S: Final = 300.0
-"""Clients ask for a coordinator many times a second; the log reports only once in a while why they get none."""
+"""Clients ask for a coordinator many times per second; the log reports only once in a while why they get none."""
 
 
 class Controller(Protocol):

@@ -1,6 +1,6 @@
 """Three brokers under load while leaders, controllers and ZooKeeper die, stand still, move and come back.
 
-What was acknowledged is there once and in order, in every replica, and the group has read all of it. 10 s by default;
+Every acknowledged record is there once and in order, in every replica, and the group has read all. 10 s by default;
 KLAMM_CHAOS_SECONDS says how long, KLAMM_CHAOS_SEED which faults. The longest unavailability is reported, not judged.
 `make compat NAME=long_forms` runs it for 60 s, its quick form for 24 s.
 """

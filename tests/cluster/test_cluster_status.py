@@ -28,7 +28,7 @@ def cluster() -> Any:
 
 
 def ask(cluster: LocalCluster, *options: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """The brokers took any port for their metrics, and tell which."""
+    """The brokers took any port for their metrics, and report which."""
     arguments = ["cluster", "status", "-b", f"127.0.0.1:{cluster.port(cluster.controller_id)}"]
     return CliRunner().invoke(app, [*arguments, "--timeout", str(timeout_s), *options])
 

@@ -22,7 +22,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def wait_for_isr(cluster: LocalCluster, topic: str, partition: int, members: list[int]) -> None:
-    """The controller has decided it, and tells the brokers."""
+    """The controller has decided it, and notifies the brokers."""
     cluster.wait_for(lambda: sorted(cluster.isr(topic, partition)) == members, what=f"{topic}-{partition} on {members}")
 
 

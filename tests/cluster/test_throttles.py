@@ -52,7 +52,7 @@ def set_config(cluster: LocalCluster, kind: ResourceType, name: str, values: dic
 
 
 def wait_until_received(cluster: LocalCluster, broker_id: int, news: str) -> None:
-    """Brokers receive configurations with a delay; each tells it in its log."""
+    """Brokers receive configurations with a delay; each logs it."""
     cluster.wait_for(lambda: f"Configuration of {news}" in cluster.logs(broker_id).read_text(), WAIT_S, what=news)
 
 

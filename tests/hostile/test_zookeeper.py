@@ -339,7 +339,7 @@ class Pipe(asyncio.Transport):
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the condition is the test's, and no event tells of it
+    while not condition():  # noqa: ASYNC110 - the condition is the test's, and no event reports it
         await asyncio.sleep(0.001)
 
 

@@ -33,7 +33,7 @@ def _jvm_settings() -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session all tests share: two cores, three attempts a task."""
+    """The session all tests share: two cores, three attempts per task."""
     if shutil.which("java") is None:
         pytest.fail("Spark needs Java 17 or 21 on the PATH: install a JRE, for example openjdk-17-jre-headless.")
     from klamm.spark.cluster.session import session

@@ -76,7 +76,7 @@ class Fault:
 
 
 class Chaos:
-    """`run` works for about `seconds`, and returns the problems it found; `report` tells what happened."""
+    """`run` works for about `seconds`, and returns the problems it found; `report` describes the events."""
 
     def __init__(self, cluster: LocalCluster, zookeeper: ZooKeeper, *, seconds: float, seed: int) -> None:
         self.cluster = cluster
@@ -322,7 +322,7 @@ def _content(data_dir: Path, broker_id: int, partition: int) -> bytes:
 
 
 def check_files(data_dir: Path, broker_ids: tuple[int, ...]) -> list[str]:
-    """What is wrong with the logs on the disks of brokers that have ended: all are the same, byte by byte."""
+    """Return the differences between the logs of brokers that have ended: all must be the same, byte by byte."""
     logs = {partition: _content(data_dir, broker_ids[0], partition) for partition in range(PARTITIONS)}
     differing = [
         f"{TOPIC}-{partition} of broker {broker_id} differs from broker {broker_ids[0]}'s"

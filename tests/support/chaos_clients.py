@@ -25,7 +25,7 @@ BETWEEN_ACKS_S: Final = 0.2
 MESSAGE_TIMEOUT_MS: Final = 240_000
 COMMIT_S: Final = 120.0
 MAY_FAIL: Final = (KafkaError._MSG_TIMED_OUT,)
-"""Nobody knows of a record that timed out whether it was written; every other failure is a mistake of the cluster."""
+"""A record that timed out may have been written or not. Every other failure is an error of the cluster."""
 
 CLIENT: Final[Mapping[str, Any]] = {
     "reconnect.backoff.ms": 20,
@@ -309,7 +309,7 @@ def _watermarks(consumer: Consumer, partition: TopicPartition, deadline: float) 
 
 
 def check(account: Account, log: Mapping[int, list[Written]]) -> list[str]:
-    """What is wrong with a log, by the answers that the clients received; nothing if all is well."""
+    """Return the contradictions between a log and the answers that the clients received."""
     problems = list(account.problems)
     for partition, found in log.items():
         by_writer: dict[int, list[int]] = defaultdict(list)

@@ -74,7 +74,7 @@ class Brokers:
         return log
 
     def elect(self, leader: int, isr: Sequence[int] | None = None, *, notify: Sequence[int] | None = None) -> None:
-        """A new leader epoch, told to all brokers or to those named."""
+        """A new leader epoch, sent to all brokers or to those named."""
         self.leader = leader
         self.leader_epoch += 1
         for broker_id in self.ids if notify is None else notify:

@@ -225,7 +225,7 @@ class LargeFetch(DelayedFetch):
         """Read the partitions again that changed during the wait.
 
         `sort_out` refuses those that the reader may no longer read: meanwhile a topic can have been deleted and
-        created again. What was read before counts against the limit of the response.
+        created again. Records that were read before count against the limit of the response.
         """
         limit = ReadLimit(self._params)
         kept_bytes = sum(size for partition, size in self._estimates.items() if partition not in self._moved)

@@ -1,7 +1,7 @@
 """A topic into another one, exactly once and with accidents: a program that dies where the environment says.
 
 KLAMM_TEST_CRASHES is JSON, a list of [where, batch, what, mark]: at the point `where` of that batch `what` happens,
-once, and the file `mark` tells that it did. Points: before_rows, after_rows (of a task, on the executor),
+once, and the file `mark` records it. Points: before_rows, after_rows (of a task, on the executor),
 before_decision, after_decision, between_ends, after_commit (on the driver). What: driver, worker (the Python process),
 executor (its JVM), fail (the task raises), wait (until the file `mark`.go exists). KLAMM_TEST_SECURITY names a file
 with the client's settings of security, as JSON.

@@ -252,7 +252,7 @@ def test_a_topic_created_again_while_the_query_is_down_is_noticed(cluster: Local
     assert ranges(first, done, planned) == [(0, 15, 20)]
     cluster.delete_topic(name)
     create_again(cluster, name)
-    produce(cluster, name, 30)  # longer than before: offsets alone tell nothing
+    produce(cluster, name, 30)  # longer than before: offsets alone prove nothing
     strict = stream(cluster, subscribe=name)
     with pytest.raises(DataLossError, match=f"{name}-0: the offsets 15 to 19 are gone.*created again"):
         strict.partitions(done, planned)  # a batch that was planned before, and is run again

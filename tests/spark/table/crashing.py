@@ -1,7 +1,7 @@
 """The sink of tables, with accidents: a program that fills a table and dies where the environment says.
 
 KLAMM_TEST_CRASHES is JSON, a list of [where, batch, what, mark]: at the point `where` of that batch, `what` is killed,
-once, and the file `mark` tells that it happened. Points: before_files, after_files (a task's, on the executor),
+once, and the file `mark` records it. Points: before_files, after_files (a task's, on the executor),
 before_commit, after_commit (on the driver). What: driver, worker (the Python process), executor (its JVM).
 """
 

@@ -160,7 +160,7 @@ class TestHighWatermark:
             waiting = follow(leader, replica_id, offset, max_wait_ms=30_000)
             if isinstance(waiting, asyncio.Future):
                 return waiting
-        raise AssertionError("the leader has always something to tell")
+        raise AssertionError("the leader always has something to report")
 
     def test_a_follower_that_waits_is_answered(self, leader: OneBroker) -> None:
         write(leader, b"c")

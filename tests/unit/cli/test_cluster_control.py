@@ -175,7 +175,7 @@ def test_a_controller_that_has_lost_the_role(broker: Script) -> None:
     broker.is_controller = False
     text = broker.status(code=4).stdout
     assert "Controller  broker 1, which reports that it is not the controller (" in text
-    assert "1 under-replicated" in text, "nobody tells that the replica is a new one"
+    assert "1 under-replicated" in text, "no answer says that the replica is a new one"
 
 
 def test_no_controller(broker: Script) -> None:

@@ -12,7 +12,7 @@ from klamm.cli import group, output
 
 
 class Admin:
-    """Tells the end of one partition; of the other, whose leader is away, librdkafka makes -1001."""
+    """Reports the end of one partition; of the other, whose leader is away, librdkafka makes -1001."""
 
     def list_offsets(self, wanted: dict[Any, Any]) -> dict[Any, Future[Any]]:
         found: dict[Any, Future[Any]] = {}

@@ -344,7 +344,7 @@ class TestListener:
         change(one, TOPIC, "orders", ("retention.ms", SET, "2"))
         self.until(one, lambda: configs.topic_overrides("orders") == {"retention.ms": "2"})
         reported = ["Configuration of topic orders: retention.ms is now 2"] * 2
-        assert [record.getMessage() for record in caplog.records] == reported, "both brokers tell it once"
+        assert [record.getMessage() for record in caplog.records] == reported, "both brokers log it once"
         change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
         self.until(one, lambda: configs.config.log_segment_bytes == 2048)
         one.loop.run_until_complete(listener.stop())

@@ -30,7 +30,7 @@ BROKERS = (
 def state(
     topic: str, partition: int, *, leader: int = 1, epoch: int = 0, version: int = 0, controller: int = 1, life: int = 1
 ) -> PartitionState:
-    """`controller` tells it to this `life` of the broker."""
+    """`controller` sends it to this `life` of the broker."""
     return PartitionState(topic, partition, controller, leader, epoch, (1, 2), version, (1, 2), broker_epoch=life)
 
 

@@ -1,4 +1,4 @@
-"""The network's metrics tell the truth, and a scrape of them is well-formed."""
+"""The network's metrics are correct, and a scrape of them is well-formed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 
 class Silent:
-    """A leader that has nothing to tell: it holds every fetch."""
+    """A leader without news: it holds every fetch."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -107,7 +107,7 @@ class TestThrottledReplicas:
 class TestLeader:
     @pytest.fixture
     def leader(self, tmp_path: Path) -> Iterator[OneBroker]:
-        """Broker 1 leads; 2 is in sync and 3 is not; 100 bytes a second are allowed and have been exceeded."""
+        """Broker 1 leads; 2 is in sync and 3 is not; 100 bytes per second are allowed and have been exceeded."""
         one = OneBroker(tmp_path)
         one.lead("t", topic_id=ID, replicas=(1, 2, 3), isr=(1, 2))
         one.broker.replicas.quotas.leader.throttle("t", None)

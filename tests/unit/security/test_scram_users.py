@@ -81,7 +81,7 @@ def test_a_name_that_no_user_has_is_refused_like_a_wrong_password(mechanism: str
 
 
 def test_a_decoy_is_made_for_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the time of the first answer tells which names exist."""
+    """Otherwise the time of the first answer reveals which names exist."""
     names: list[str] = []
 
     def noted(key: str, mechanism: str, username: str) -> ScramCredential:

@@ -127,7 +127,7 @@ def test_it_asks_once_for_a_controller_and_a_registration_and_only_when_somethin
     fixture.reported(mine)
     assert not asked
     fixture.reported(TopicUpdate("t", (PartitionState("t", 0, 1, 2, 1, (2,), 0, (2, 3)),), ID))
-    assert not asked, "this controller tells of its own moves"
+    assert not asked, "this controller reports its own moves"
     for epochs in ((2, 1), (2, 2)):
         asked.clear()
         fixture.reported(epoch=epochs[0], broker_epoch=epochs[1])

@@ -1,4 +1,4 @@
-"""Which partitions are read, when brokers do not tell at once."""
+"""Which partitions are read, when brokers do not report them at once."""
 
 from __future__ import annotations
 

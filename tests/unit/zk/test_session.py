@@ -65,7 +65,7 @@ async def server_and_session(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Lets the loop run until something holds; `run` bounds the wait."""
-    while not condition():  # noqa: ASYNC110 - the condition is the test's, and no event tells of it
+    while not condition():  # noqa: ASYNC110 - the condition is the test's, and no event reports it
         await asyncio.sleep(0.005)
 
 

@@ -97,7 +97,7 @@ def test_a_power_cut_during_a_roll(tmp_path: Path, begun: bytes) -> None:
     log_path(tmp_path, 1).write_bytes(MAGIC + session_record(1) + record(2, "/a") + record(3, "/b")[:-1])
     log_path(tmp_path, 4).write_bytes(begun)
     assert recovered(tmp_path).last_zxid == 2
-    # What is written from now on is found again beside a snapshot, although it is past the number of that log.
+    # Later changes are found again beside a snapshot, although they are past the number of that log.
     log_path(tmp_path, 3).write_bytes(MAGIC + b"".join(record(n, f"/n{n}") for n in range(3, 7)))
     compact(tmp_path, before=3)
     tree = recovered(tmp_path)

@@ -571,7 +571,7 @@ export class Run {
     return this.terms.findLast((term) => term.start <= time && (term.end === null || term.end > time)) || null;
   }
 
-  // What a broker's cache knows of a partition. The record of an update lists 16 partitions; the others are derived: the
+  // The partition as a broker's cache has it. The record of an update lists 16 partitions; the others are derived: the
   // controller queues an update for each of its decisions, in their order, so an update of an event completes all before it.
   knownOf(broker, tp) {
     const [listed, updates, truth, up] = [this.known.get(`${broker}/${tp}`), this.updates.get(broker), this.truth.get(tp), this.up.get(broker)];

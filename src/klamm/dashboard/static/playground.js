@@ -271,7 +271,7 @@ async function begin() {
 }
 
 async function show() {
-  // What the address holds. Another link in the same tab of the browser is shown without loading the page again.
+  // The state in the address. Another link in the same tab of the browser is shown without loading the page again.
   viewer.pause();
   const address = restore();
   showGuide();
