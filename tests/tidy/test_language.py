@@ -9,7 +9,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +18,14 @@ from tests.support.source_tree import ROOT, modules, text_files
 
 REPLACEMENTS = {
     r"\bone \w+ an? (?:message|API|broker|kind|topic|partition|record|request|connection|group|task|batch)\b": "per",
+    r"\b(?:an?|one|two|three) (?:line|file|row|socket|struct call|attempt|thread|task)s? an? "
+    r"(?:check|frame|item|row|task|file|partition|topic|broker|record|request|connection|message|second)\b": "per",
+    r"\b(?:bytes|times|records|requests|frames) an? (?:second|minute|hour)\b": "per",
     r"\bany ?more\b": "no longer",
     r"\banew\b": "again",
     r"\bat the most\b": "at most",
     r"\b(?:is|are|was|were|be|been|being) told\b": "learn, receive, report",
+    r"(?<!-)\btells?\b": "report, send, log",
     r"\b(?:goes|go|went|going) on\b": "continue",
     r"\bwants? to hear\b": "requires",
     r"\bhears? (?:of|a|an|the|from)\b": "receive, learn of",
@@ -31,13 +35,16 @@ REPLACEMENTS = {
     r"\bin vain\b": "without effect",
     r"\bfor want of\b": "because there is no",
     r"(?<!there )\b(?:is|are) no (?!longer\b|more\b|less\b|\w+er than\b)": "is not a",
-    r"(?:^|(?<=[.:;] ))(?:What|Who) (?!(?:is|are|was|does|do|can|will|would|should)\b)[a-z][^?]*$": "name the subject",
+    r"(?:^|(?<=[.:;] ))(?:What|Who) [a-z][^?]*$": "name the subject",
 }
 """A pattern, and what to write instead."""
 
+SCRIPTS = ("Makefile", ".ci/run")
+"""Scripts whose names have no suffix."""
 SENTENCE_SPACES = 2
 """A literal with as many spaces is prose: a message, a help text or a line of the log."""
 WORD_LIST = re.compile(r"^\| write \| instead of \|$.*?(?=^$)", re.MULTILINE | re.DOTALL)
+SCRIPT_COMMENT = re.compile(r"(?:^|\s)(?:#+|//)\s(.*)$")
 FENCE = re.compile(r"^```.*?^```$|^    .*$", re.MULTILINE | re.DOTALL)
 
 
@@ -59,6 +66,22 @@ def passages_of_python(text: str) -> Iterator[str]:
             yield together
             together = ""
         together, last = f"{together} {comment.lstrip('# ')}", line
+    yield together
+
+
+def passages_of_script(text: str) -> Iterator[str]:
+    """Comments and help texts of a shell script or a Makefile, and comments of JavaScript; successive lines together.
+
+    A `#` or `//` that does not follow a space does not begin a comment.
+    """
+    together, last = "", 0
+    for number, line in enumerate(text.split("\n"), 1):
+        found = SCRIPT_COMMENT.search(line)
+        if found is None or number != last + 1:
+            yield together
+            together = ""
+        if found is not None:
+            together, last = f"{together} {found[1]}", number
     yield together
 
 
@@ -86,10 +109,16 @@ def has_number_sign(node: ast.AST, lines: Sequence[str]) -> bool:
     return "#" in lines[first - 1] and b"#" in lines[first - 1].encode()[node.col_offset : node.end_col_offset]  # type: ignore[attr-defined]
 
 
+def reader(path: Path) -> Callable[[str], Iterator[str]]:
+    """Return the function that splits such a file into passages."""
+    if path.suffix == ".py":
+        return passages_of_python
+    return passages_of_markdown if path.suffix == ".md" else passages_of_script
+
+
 def passages(path: Path) -> Iterator[str]:
     text = path.read_text()
-    found = passages_of_python(text) if path.suffix == ".py" else passages_of_markdown(text)
-    for passage in found:
+    for passage in reader(path)(text):
         plain = re.sub(r"`[^`]*`|\"[^\"\n]*\"|<[^>]*>", "x", passage)
         yield re.sub(r"\s+", " ", plain).strip(" |-#*")
 
@@ -98,7 +127,7 @@ def is_prose(path: Path) -> bool:
     """Generated pages repeat the code's own words, which are looked at where they stand."""
     name = str(path.relative_to(ROOT))
     return (
-        path.suffix in (".md", ".py")
+        (path.suffix in (".md", ".py", ".js", ".sh") or name in SCRIPTS)
         and "node_modules" not in path.parts
         and name not in PAGES
         and path != Path(__file__)
@@ -165,12 +194,21 @@ def test_names_of_tests_are_plain() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_comments_of_scripts_are_read() -> None:
+    script = "#!/bin/sh\n# What is run\n# here.\nmake x # it tells\nurl=http://x/#y\n// in js\n"
+    assert [each.strip() for each in passages_of_script(script) if each] == ["What is run here. it tells", "in js"]
+
+
 def test_the_patterns_find_what_they_are_for() -> None:
     examples = [
         "One class a message. It has one file an API.",
         "A broker is no controller and is told so.",
         "What cannot be is told at once.",
         "Nothing of it is under way any more; the rest goes on.",
+        "What is written here is a log.",
+        "The controller tells the brokers.",
+        "Prints a line a check.",
+        "It sends 100 bytes a second.",
     ]
     assert all(any(re.search(pattern, example) for pattern in REPLACEMENTS) for example in examples)
     plain = [
@@ -178,5 +216,8 @@ def test_the_patterns_find_what_they_are_for() -> None:
         "It is no longer the leader.",
         "What is the leader?",
         "A request is no larger than a part.",
+        "It gives a request a second name.",
+        "A file is damaged if a row a reader needs is missing.",
+        "The link 0008-a-new-controller-tells-once.md works.",
     ]
     assert not [text for text in plain for pattern in REPLACEMENTS if re.search(pattern, text, re.IGNORECASE)]
