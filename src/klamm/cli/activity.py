@@ -102,19 +102,19 @@ class ActivityReader:
             None if name not in now else int(now[name]) for name in _VALUES.values()
         )
         return BrokerActivity(
-            broker_id,
-            bytes_in,
-            bytes_out,
-            messages_in,
-            requests,
-            cpu_ms,
-            leaders,
-            partitions,
-            under_replicated,
-            request_queue,
-            event_queue,
-            connections,
-            resources(metrics),
+            broker_id=broker_id,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            messages_in=messages_in,
+            requests=requests,
+            cpu_ms=cpu_ms,
+            leaders=leaders,
+            partitions=partitions,
+            under_replicated=under_replicated,
+            request_queue=request_queue,
+            event_queue=event_queue,
+            connections=connections,
+            resources=resources(metrics),
         )
 
 

@@ -49,16 +49,16 @@ def resources(metrics: Mapping[str, float]) -> BrokerResources:
     """Read one reading of a broker's metrics, by name and tags."""
     total, usable = fullest_disk(by_tag(metrics, _DISK_TOTAL), by_tag(metrics, _DISK_USABLE))
     return BrokerResources(
-        _whole(metrics.get(_MEMORY)),
-        total,
-        usable,
-        _whole(metrics.get(_OFFLINE)),
-        metrics.get(_HANDLER_IDLE),
-        metrics.get(_NETWORK_IDLE),
-        _whole(metrics.get(_QUEUE_MAX)),
-        _whole(metrics.get(_CONTROL_QUEUE)),
-        by_tag(metrics, _LOOP_IDLE),
-        by_tag(metrics, _LOOP_LAG),
+        memory_bytes=_whole(metrics.get(_MEMORY)),
+        disk_total=total,
+        disk_usable=usable,
+        offline_dirs=_whole(metrics.get(_OFFLINE)),
+        handler_idle=metrics.get(_HANDLER_IDLE),
+        network_idle=metrics.get(_NETWORK_IDLE),
+        queue_max=_whole(metrics.get(_QUEUE_MAX)),
+        control_queue=_whole(metrics.get(_CONTROL_QUEUE)),
+        loop_idle=by_tag(metrics, _LOOP_IDLE),
+        loop_lag_max_ms=by_tag(metrics, _LOOP_LAG),
     )
 
 

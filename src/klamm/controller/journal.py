@@ -123,7 +123,18 @@ class ControllerJournal:
         )
         event, number, state, state_name = self.decision
         self._log.record(
-            ZnodesWritten(self.epoch, event, number, len(ops), listed, name, path, duration_ms, state, state_name)
+            ZnodesWritten(
+                controller_epoch=self.epoch,
+                event=event,
+                number=number,
+                operation_count=len(ops),
+                operations=listed,
+                error=name,
+                refused_path=path,
+                duration_ms=duration_ms,
+                state=state,
+                state_name=state_name,
+            )
         )
 
     def replied(self, event: ControllerEvent, number: int, value: EventReply) -> None:

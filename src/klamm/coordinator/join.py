@@ -133,15 +133,15 @@ def _replace_static_member(
     old_member_id = group.static_members[instance_id]
     member = group.replace_static_member(instance_id, old_member_id, new_member_id)
     store = StoreStaticMember(
-        group.generation_id,
-        instance_id,
-        old_member_id,
-        new_member_id,
-        member.protocols,
-        member.rebalance_timeout_ms,
-        member.session_timeout_ms,
-        old_leader_id,
-        request.supports_skipping_assignment,
+        generation_id=group.generation_id,
+        group_instance_id=instance_id,
+        old_member_id=old_member_id,
+        new_member_id=new_member_id,
+        old_protocols=member.protocols,
+        old_rebalance_timeout_ms=member.rebalance_timeout_ms,
+        old_session_timeout_ms=member.session_timeout_ms,
+        old_leader_id=old_leader_id,
+        skip_assignment=request.supports_skipping_assignment,
     )
     group.update(member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms)
     group.await_join(member, waiter)
