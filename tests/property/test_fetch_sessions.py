@@ -248,7 +248,8 @@ class Readers:
                 partition = side.partition(each)
                 if partition is not None and partition.log is not None:
                     partition.log.update_config(LogConfig(retention_bytes=0, compression_type=compression))
-            side.one.broker.replicas.on_topic_config_change("t")
+            for _ in side.one.broker.replicas.topic_config_pass("t"):
+                pass
 
     def move_racks(self, index: int, amount: int) -> None:
         racks = (RACKS, {1: "b", 2: "a", 3: "b"}, {1: "a", 2: "a", 3: "a"})[amount % 3]

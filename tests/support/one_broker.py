@@ -217,7 +217,12 @@ class OneBroker:
         return self.control_state or ControlState(1, self.controller_epoch, self.broker.broker_epoch)
 
     def _on_dir_failure(self, log_dir: str) -> None:
-        self.loop.call_soon(self.broker.replicas.on_log_dir_failure, log_dir)
+        self.loop.call_soon(self.fail_log_dir, log_dir)
+
+    def fail_log_dir(self, log_dir: str) -> None:
+        """Take the partitions of a directory offline at once."""
+        for _ in self.broker.replicas.log_dir_failure_pass(log_dir):
+            pass
 
     def give(self, **parts: Any) -> None:
         """Replace parts of the broker."""

@@ -167,10 +167,6 @@ class Polling:
     tries: int
     every_ms: int
 
-    @property
-    def longest_ms(self) -> int:
-        return self.tries * self.every_ms
-
 
 MISSING_TOPIC: Final = Polling(tries=5, every_ms=200)
 """A topic that a query names and no broker knows: a broker that has just started does not know all topics."""

@@ -264,11 +264,6 @@ class ReplicaManager:
         if partitions:
             self.loop.call_soon(self._stop_waiting_for_dead, partitions)
 
-    def on_topic_config_change(self, topic: str) -> None:
-        """Run `topic_config_pass` at once."""
-        for _ in self.topic_config_pass(topic):
-            pass
-
     def topic_config_pass(self, topic: str) -> Iterator[None]:
         """Check counts and waiting requests again, one partition per step: `min.insync.replicas` may have changed."""
         for tp, partition in list(self._by_topic.get(topic, {}).items()):
@@ -285,11 +280,6 @@ class ReplicaManager:
         if (partition := self.partitions.get(tp)) is not None:
             partition.changed()
             self.complete_woken_fetches()
-
-    def on_log_dir_failure(self, log_dir: str) -> None:
-        """Run `log_dir_failure_pass` at once."""
-        for _ in self.log_dir_failure_pass(log_dir):
-            pass
 
     def log_dir_failure_pass(self, log_dir: str) -> Iterator[None]:
         """Take the partitions of a failed directory offline, in slices; they stay so until the broker restarts.

@@ -180,7 +180,7 @@ def test_a_topic_of_zstd_needs_a_version_that_knows_it(one: OneBroker) -> None:
 
 def test_a_failed_disk_is_reported_to_old_clients_as_a_lost_leader(one: OneBroker) -> None:
     one.lead("t", topic_id=ID)
-    one.broker.replicas.on_log_dir_failure(str(one.tmp_path / "logs"))
+    one.fail_log_dir(str(one.tmp_path / "logs"))
     for version, code in ((5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)):
         assert only(one.ask(fetch.API, request(), version)).error_code == code
 

@@ -296,7 +296,7 @@ def test_a_failed_disk_is_reported_to_old_clients_as_a_lost_leader(one: OneBroke
     one.lead("t")
     partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
     assert partition.log is not None
-    one.broker.replicas.on_log_dir_failure(str(one.tmp_path / "logs"))
+    one.fail_log_dir(str(one.tmp_path / "logs"))
     for version, code in ((3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)):
         assert only(one.ask(produce.API, request(batch(b"a"), acks=1), version)).error_code == code
 
