@@ -1,8 +1,9 @@
 """A Kafka 3.9 broker joins klamm brokers that use `transaction.version` 2 with a Java client of Kafka 4.x.
 
 The level is turned off before the Kafka broker leads a partition, and on again when klamm runs that broker. Meanwhile
-the Kafka broker becomes the coordinator of two transactions that began under the level: one is open, and one is decided
-but not complete. Their records in `__transaction_state` have a bumped epoch and the tagged fields of KIP-890.
+the Kafka broker becomes the coordinator of transactions that began under the level: one is open, and two are decided
+but not complete. Their records in `__transaction_state` have a bumped epoch and the tagged fields of KIP-890. In the
+same states, a klamm broker later becomes the coordinator of transactions that the Kafka broker has coordinated.
 """
 
 from __future__ import annotations
@@ -45,18 +46,28 @@ BUMPED: Final = list(range(TRANSACTIONS))
 CONSTANT: Final = [0] * TRANSACTIONS
 
 
+class Transactions(NamedTuple):
+    """Three transactions when their coordinator changes. Each has a topic of the name of its transactional id."""
+
+    open: str
+    committed: str
+    """In PrepareCommit: its markers in `HandOver.alone` are missing."""
+    aborted: str
+    """In PrepareAbort."""
+
+
 class HandOver(NamedTuple):
-    """Transactions that the joining broker will coordinate.
+    """Transactions that the joining broker coordinates.
 
     It is the preferred leader of `partition` of `__transaction_state`, which `second` leads while it is away. The topic
-    `alone` has its replicas on `third` only.
+    `alone` has its replicas on `third` only. A Kafka broker takes `to_kafka` over, and a klamm broker `to_klamm`.
     """
 
     partition: int
     second: int
     third: int
-    is_open: str
-    is_decided: str
+    to_kafka: Transactions
+    to_klamm: Transactions
     alone: str
 
 
@@ -80,7 +91,8 @@ def _walk(cluster: MixedCluster, java: JavaSession) -> None:
     _await_level(cluster, 2)
     _expect_epochs(java, "klamm-only", BUMPED)
     plan = _plan(cluster)
-    _begin(cluster, java, plan)
+    _create_alone(cluster, plan)
+    _begin(java, plan.to_kafka, plan.alone)
     java.run("open", "roll")
     cluster.stop(JOINING)
     cluster.start(JOINING, kind="kafka")
@@ -90,9 +102,7 @@ def _walk(cluster: MixedCluster, java: JavaSession) -> None:
     _expect_epochs(java, "with-kafka", CONSTANT)
     _hand_over(cluster, java, plan)
     java.run("open", "roll")
-    cluster.stop(JOINING)
-    cluster.start(JOINING, kind="klamm")
-    _await_level(cluster, 2)
+    _hand_back(cluster, java, plan)
     java.run("commit", "roll", "keep")
     _continue(java, plan)
     _expect_turns(java, is_bumped=True)
@@ -109,49 +119,91 @@ def _plan(cluster: MixedCluster) -> HandOver:
         replicas = list(state[4])  # type: ignore[call-overload]
         if topic == TRANSACTION_STATE_TOPIC and replicas[0] == JOINING:
             fitting = (f"moved-{n}" for n in count() if partition_for(f"moved-{n}", STATE_PARTITIONS) == partition)
-            return HandOver(partition, replicas[1], replicas[2], next(fitting), next(fitting), "alone")
+            to_kafka, to_klamm = (Transactions(next(fitting), next(fitting), next(fitting)) for _ in range(2))
+            return HandOver(partition, replicas[1], replicas[2], to_kafka, to_klamm, "alone")
     raise KlammError(f"broker {JOINING} is not the preferred leader of any partition of {TRANSACTION_STATE_TOPIC}")
 
 
-def _begin(cluster: MixedCluster, java: JavaSession, plan: HandOver) -> None:
-    """Leave two transactions open under level 2, in epochs that were bumped by earlier ones."""
+def _create_alone(cluster: MixedCluster, plan: HandOver) -> None:
     admin = _admin(cluster)
     assignment = [[plan.third]] * 3
     admin.create_topics([NewTopic(plan.alone, 3, replica_assignment=assignment)])[plan.alone].result(ELECTION_S)
     cluster.admin.leader(plan.alone, 2)
-    for name in (plan.is_open, plan.is_decided):
+
+
+def _begin(java: JavaSession, names: Transactions, alone: str) -> None:
+    """Leave transactions open that the joining broker coordinates, each after a complete one of its producer."""
+    for name in names:
         java.run("open", name)
         java.run("commit", name, "keep")
-        java.run("open", name)
-    java.run("join", plan.is_decided, plan.alone)
+        if (coordinator := int(java.run("open", name))) != JOINING:
+            raise KlammError(f"broker {coordinator} coordinates {name}, not broker {JOINING}")
+    java.run("join", names.committed, alone)
+    java.run("join", names.aborted, alone)
+
+
+def _decide(cluster: MixedCluster, java: JavaSession, names: Transactions, coordinator: int) -> None:
+    java.run("decide", names.committed, "commit")
+    java.run("decide", names.aborted, "abort")
+    _await_states(cluster, coordinator, names, "Ongoing", "Prepare")
+
+
+def _await_states(cluster: MixedCluster, coordinator: int, names: Transactions, of_open: str, stage: str) -> None:
+    await_transaction(cluster, coordinator, names.committed, f"{stage}Commit")
+    await_transaction(cluster, coordinator, names.aborted, f"{stage}Abort")
+    await_transaction(cluster, coordinator, names.open, of_open)
 
 
 def _hand_over(cluster: MixedCluster, java: JavaSession, plan: HandOver) -> None:
-    """The Kafka broker becomes the coordinator, and completes both."""
+    """The Kafka broker becomes the coordinator, and completes the transactions of klamm's."""
     cluster.stop(plan.third)  # the markers in `alone` cannot be written before it is back
-    java.run("decide", plan.is_decided)
-    await_transaction(cluster, plan.second, plan.is_decided, "PrepareCommit")
-    await_transaction(cluster, plan.second, plan.is_open, "Ongoing")
+    _decide(cluster, java, plan.to_kafka, plan.second)
     wanted = [TopicPartition(TRANSACTION_STATE_TOPIC, plan.partition)]
     admin = _admin(cluster)
     admin.elect_leaders(ElectionType.PREFERRED, wanted).result(ELECTION_S)
-    await_transaction(cluster, JOINING, plan.is_decided, "PrepareCommit")
-    await_transaction(cluster, JOINING, plan.is_open, "Ongoing")
+    _await_states(cluster, JOINING, plan.to_kafka, "Ongoing", "Prepare")
     cluster.start(plan.third)
-    await_transaction(cluster, JOINING, plan.is_decided, "CompleteCommit")
-    java.run("commit", plan.is_open, "keep")
-    await_transaction(cluster, JOINING, plan.is_open, "CompleteCommit")
-    _expect_records(java, plan.is_open, {"before": 2, "after": 2})
-    _expect_records(java, plan.is_decided, {"before": 2, "after": 1})
+    _complete(cluster, java, plan.to_kafka, JOINING)
     _expect_records(java, plan.alone, {"joined": 1})
+
+
+def _hand_back(cluster: MixedCluster, java: JavaSession, plan: HandOver) -> None:
+    """klamm runs the Kafka broker again: another klamm broker completes the transactions that Kafka coordinated."""
+    _begin(java, plan.to_klamm, plan.alone)
+    cluster.stop(plan.third)
+    _decide(cluster, java, plan.to_klamm, JOINING)
+    cluster.stop(JOINING)
+    cluster.start(JOINING, kind="klamm")
+    _await_level(cluster, 2)
+    _await_states(cluster, plan.second, plan.to_klamm, "Ongoing", "Prepare")
+    cluster.start(plan.third)
+    _await_level(cluster, 2)
+    _complete(cluster, java, plan.to_klamm, plan.second)
+    _expect_records(java, plan.alone, {"joined": 2})
+
+
+def _complete(cluster: MixedCluster, java: JavaSession, names: Transactions, coordinator: int) -> None:
+    """The coordinator completes the decided transactions, and the producer of the open one commits it."""
+    await_transaction(cluster, coordinator, names.committed, "CompleteCommit")
+    await_transaction(cluster, coordinator, names.aborted, "CompleteAbort")
+    java.run("commit", names.open, "keep")
+    await_transaction(cluster, coordinator, names.open, "CompleteCommit")
+    _expect_each(java, names, {})
 
 
 def _continue(java: JavaSession, plan: HandOver) -> None:
     """A klamm coordinator reads what the Kafka broker has stored; the producers continue."""
-    for name in (plan.is_open, plan.is_decided):
-        java.run("turn", name)
-    _expect_records(java, plan.is_open, {"before": 2, "after": 2, "turn": 1})
-    _expect_records(java, plan.is_decided, {"before": 2, "after": 1, "turn": 1})
+    for names in (plan.to_kafka, plan.to_klamm):
+        for name in names:
+            java.run("turn", name)
+        _expect_each(java, names, {"turn": 1})
+
+
+def _expect_each(java: JavaSession, names: Transactions, more: dict[str, int]) -> None:
+    """Expect the records of the first transaction of each producer, and of those that did not abort."""
+    _expect_records(java, names.open, {"before": 2, "after": 2, **more})
+    _expect_records(java, names.committed, {"before": 2, "after": 1, **more})
+    _expect_records(java, names.aborted, {"before": 1, "after": 1, **more})
 
 
 def _admin(cluster: MixedCluster) -> AdminClient:

@@ -1,11 +1,12 @@
 """Transactions in a mixed cluster: a coordinator of one kind completes what one of the other kind has begun.
 
-`before` runs at inter-broker protocol 3.9, and has a Kafka broker join brokers that use `transaction.version` 2.
-`after` runs at 2.8 and 2.4.
+`before` runs once per inter-broker protocol: those in KLAMM_MIXED_PROTOCOLS (such as `3.1,2.6`), or DEFAULT_PROTOCOLS.
+`after` has a Kafka broker join brokers that use `transaction.version` 2.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -46,11 +47,27 @@ SETTINGS: Final[Mapping[str, object]] = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
     "min.insync.replicas": 1,
 }
+_CONTROLLED_BY_KLAMM: Final[Mapping[int, Kind]] = {1: "klamm", 2: "kafka", 3: "klamm"}
+_CONTROLLED_BY_KAFKA: Final[Mapping[int, Kind]] = {1: "kafka", 2: "klamm", 3: "kafka"}
 PROTOCOLS: Final[Mapping[str, Mapping[int, Kind]]] = {
-    "3.9": {1: "klamm", 2: "kafka", 3: "klamm"},
-    "2.8": {1: "kafka", 2: "klamm", 3: "kafka"},
+    "3.9": _CONTROLLED_BY_KLAMM,
+    "3.8": _CONTROLLED_BY_KAFKA,
+    "3.7": _CONTROLLED_BY_KLAMM,
+    "3.6": _CONTROLLED_BY_KAFKA,
+    "3.5": _CONTROLLED_BY_KLAMM,
+    "3.4": _CONTROLLED_BY_KAFKA,
+    "3.3": _CONTROLLED_BY_KLAMM,
+    "3.2": _CONTROLLED_BY_KLAMM,
+    "3.1": _CONTROLLED_BY_KLAMM,
+    "3.0": _CONTROLLED_BY_KAFKA,
+    "2.8": _CONTROLLED_BY_KAFKA,
+    "2.7": _CONTROLLED_BY_KLAMM,
+    "2.6": _CONTROLLED_BY_KAFKA,
+    "2.5": _CONTROLLED_BY_KLAMM,
     "2.4": {1: "klamm", 2: "kafka", 3: "kafka"},
 }
+"""All that klamm supports. The first controller is of broker 1's kind."""
+DEFAULT_PROTOCOLS: Final = ("3.9", "3.3", "3.0", "2.8", "2.4")
 
 
 class Roles(NamedTuple):
@@ -98,7 +115,7 @@ class TransactionChecks:
         self._settle()
 
     def take_over(self, first: Kind, second: Kind) -> None:
-        """Kill a coordinator of one kind in the middle of four transactions; one of the other kind ends them."""
+        """Kill a coordinator of one kind in the middle of five transactions; one of the other kind ends them."""
         self._admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
         self._settle()
         roles = self._roles(first, second)
@@ -107,27 +124,25 @@ class TransactionChecks:
         self._cluster.admin.create_topic(topic, PARTITIONS, 3, {})
         self._admin.create_topics([NewTopic(alone, 1, replica_assignment=[[roles.third]])])[alone].result(30)
         self._cluster.admin.leader(alone, 0)
-        ids = [f"{name}-{number}" for number in self._ids_of(name, roles.partition, 4)]
+        ids = [f"{name}-{number}" for number in self._ids_of(name, roles.partition, 5)]
 
-        decided = self._producer(ids[0])
-        decided.begin_transaction()
-        self._write(decided, topic, "decided")
-        decided.produce(alone, b"decided", partition=0)
-        self._flush(decided)
-        self._send_offsets(decided, 10)
-        self._cluster.stop(roles.third)  # the marker in `alone` cannot be written before it is back
+        decided = self._join(ids[0], topic, alone, "decided", 10)
+        undone = self._join(ids[4], topic, alone, "undone", 20)
+        self._cluster.stop(roles.third)  # the markers in `alone` cannot be written before it is back
         left = {it: self._open(it, topic) for it in ids[1:3]}
         self._open(ids[3], topic, **{"transaction.timeout.ms": TIMEOUT_MS, "message.timeout.ms": TIMEOUT_MS})
         decided.commit_transaction(WAIT_S)
+        undone.abort_transaction(WAIT_S)
         await_transaction(self._cluster, roles.first, ids[0], "PrepareCommit")
+        await_transaction(self._cluster, roles.first, ids[4], "PrepareAbort")
 
         self._cluster.kill(roles.first)
         self._cluster.start(roles.third)
         self._write(left[ids[1]], topic, "more")
         left[ids[1]].commit_transaction(WAIT_S)
         self._fence(ids[2], left[ids[2]], topic)
-        for it, state in zip(ids, ("CompleteCommit", "CompleteCommit", "CompleteCommit", "CompleteAbort"), strict=True):
-            await_transaction(self._cluster, roles.second, it, state)
+        for it, end in zip(ids, ("Commit", "Commit", "Commit", "Abort", "Abort"), strict=True):
+            await_transaction(self._cluster, roles.second, it, f"Complete{end}")
         self._cluster.start(roles.first)
         self._settle()
         expected = {stem: PARTITIONS for stem in ("decided", f"open {ids[1]}", "more", "fresh")}
@@ -163,6 +178,16 @@ class TransactionChecks:
         producer.begin_transaction()
         self._write(producer, topic, f"open {transactional_id}")
         self._flush(producer)
+        return producer
+
+    def _join(self, transactional_id: str, topic: str, alone: str, value: str, offset: int) -> Producer:
+        """Begin a transaction with records in both topics and a position of each group."""
+        producer = self._producer(transactional_id)
+        producer.begin_transaction()
+        self._write(producer, topic, value)
+        producer.produce(alone, value.encode(), partition=0)
+        self._flush(producer)
+        self._send_offsets(producer, offset)
         return producer
 
     def _write(self, producer: Producer, topic: str, value: str) -> None:
@@ -283,18 +308,28 @@ class TransactionChecks:
 
 
 def run(protocol: str) -> None:
-    with MixedCluster(PROTOCOLS[protocol], protocol, SETTINGS) as cluster:
-        cluster.start(*PROTOCOLS[protocol])
-        TransactionChecks(cluster, f"protocol {protocol}").run()
+    """Start klamm's brokers first: a Kafka controller would keep their reports of unclean shutdowns (decision 0013)."""
+    kinds = PROTOCOLS[protocol]
+    with MixedCluster(kinds, protocol, SETTINGS) as cluster:
+        for kind in ("klamm", "kafka"):
+            cluster.start(*(broker_id for broker_id in kinds if kinds[broker_id] == kind))
+        cluster.make_controller(kinds[1])
+        TransactionChecks(cluster, f"protocol {protocol}, controller {kinds[1]}").run()
+
+
+def chosen_protocols() -> list[str]:
+    chosen = [it.strip() for it in os.environ.get("KLAMM_MIXED_PROTOCOLS", "").split(",") if it.strip()]
+    if unknown := [it for it in chosen if it not in PROTOCOLS]:
+        raise KlammError(f"KLAMM_MIXED_PROTOCOLS has {unknown}: choose among {', '.join(PROTOCOLS)}")
+    return chosen or list(DEFAULT_PROTOCOLS)
 
 
 def main(phase: str) -> None:
     if phase == "before":
-        run("3.9")
-        repaired_protocol.run()
+        for protocol in chosen_protocols():
+            run(protocol)
     else:
-        run("2.8")
-        run("2.4")
+        repaired_protocol.run()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ public class KlammTransactions {
             case "open" -> open(name);
             case "commit" -> commit(name, words[2]);
             case "join" -> join(name, words[2]);
-            case "decide" -> decide(name);
+            case "decide" -> decide(name, words[2].equals("commit"));
             case "turn" -> turn(name);
             case "committed" -> String.join(",", read(name, "read_committed"));
             default -> throw new IllegalArgumentException(words[0]);
@@ -436,9 +436,10 @@ public class KlammTransactions {
         return "";
     }
 
-    /** Commits the open transaction and does not wait for the markers. */
-    static String decide(String name) {
-        open.get(name).commitTransaction();
+    /** Commits or aborts the open transaction and does not wait for the markers. */
+    static String decide(String name, boolean commit) {
+        if (commit) open.get(name).commitTransaction();
+        else open.get(name).abortTransaction();
         return "";
     }
 
