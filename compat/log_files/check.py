@@ -1,49 +1,34 @@
-"""Writes a log with transactions and compares what Kafka's DumpLogSegments reads in its files with what klamm knows."""
+"""Compares what Kafka's DumpLogSegments reads in log files with what klamm knows.
+
+`before` writes a log with transactions and all codecs without a broker; `after` uses the files of a running cluster.
+"""
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from bench.kafka_distribution import FOLDER, libraries
-from bench.kafka_tools import QUIET_LOG4J
+from compat.log_files import running_broker
+from compat.log_files.dumps import check
+
 from klamm.errors import ErrorCode, KlammError
 from klamm.log import AppendOrigin, Log, LogConfig, LogManager, append_as_leader
-from klamm.log.producer_snapshots import decode_snapshot
 from klamm.log.producer_state import marker_record_fields
 from klamm.model import TopicPartition
-from klamm.protocol.record_batch import Record, RecordBatch, batches, build_batch, records
+from klamm.protocol.record_batch import Record, build_batch
 
 TP: Final = TopicPartition("orders", 0)
 NOW: Final = 1_700_000_000_000
 RETENTION_MS: Final = 1_000
-TIMEOUT_S: Final = 300
 CONFIG: Final = LogConfig(
     segment_bytes=4_000,
     index_interval_bytes=300,
     cleanup_policy=frozenset({"compact"}),
     min_cleanable_dirty_ratio=0.0,
     delete_retention_ms=RETENTION_MS,
-)
-COMPLAINTS: Final = re.compile(r"mismatch|corrupt|invalid|non-secutive|exception|error|isvalid: false|not found", re.I)
-BATCH: Final = re.compile(
-    r"^baseOffset: (\d+) lastOffset: (\d+) count: (\d+) baseSequence: (-?\d+) lastSequence: -?\d+ producerId: (-?\d+) "
-    r"producerEpoch: (-?\d+) partitionLeaderEpoch: (\d+) isTransactional: (\w+) isControl: (\w+) "
-    r"deleteHorizonMs: OptionalLong(\.empty|\[\d+\])"
-)
-MARKER: Final = re.compile(r"endTxnMarker: (\w+) coordinatorEpoch: (\d+)")
-ABORTED: Final = re.compile(
-    r"^version: 0 producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)"
-)
-PRODUCER: Final = re.compile(
-    r"^producerId: (\d+) producerEpoch: (\d+) coordinatorEpoch: (-?\d+) currentTxnFirstOffset: (\S+) "
-    r"lastTimestamp: (-?\d+)"
 )
 
 
@@ -119,113 +104,7 @@ class Writer:
             raise KlammError(f"the log refuses its own test: {result}")
 
 
-def dump(files: list[Path]) -> dict[str, list[str]]:
-    """Return the lines that DumpLogSegments prints for each file. Raises KlammError if it complains."""
-    log4j = FOLDER / "dump-log4j.properties"
-    log4j.write_text(QUIET_LOG4J)
-    java = ["java", "-Xmx256m", "-Duser.language=en", f"-Dlog4j.configuration=file:{log4j}", "-cp", f"{libraries()}/*"]
-    names = ",".join(str(path) for path in files)
-    command = [*java, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    complaint = next((line for line in (done.stdout + done.stderr).splitlines() if COMPLAINTS.search(line)), None)
-    if done.returncode != 0 or complaint is not None:
-        raise KlammError(f"DumpLogSegments ended with {done.returncode}: {complaint or done.stderr[-1000:]}")
-    found: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in done.stdout.splitlines():
-        if line.startswith("Dumping "):
-            lines = found[line.removeprefix("Dumping ").strip()] = []
-        elif line.strip() and not line.startswith(("Log starting offset", "Snapshot end offset")):
-            lines.append(line.strip())
-    return found
-
-
-# --- what klamm knows, in the words of the tool --------------------------------------------------------------------
-
-
-def batch_row(batch: RecordBatch) -> tuple[object, ...]:
-    return (
-        batch.base_offset,
-        batch.last_offset,
-        batch.record_count,
-        batch.base_sequence,
-        batch.producer_id,
-        batch.producer_epoch,
-        batch.partition_leader_epoch,
-        str(batch.is_transactional).lower(),
-        str(batch.is_control).lower(),
-        _optional(batch.delete_horizon_ms),
-    )
-
-
-def _optional(value: int | None) -> str:
-    return ".empty" if value is None else f"[{value}]"
-
-
-def markers_of(found: list[RecordBatch]) -> Iterator[tuple[str, int]]:
-    for batch in found:
-        for record in records(batch) if batch.is_control else ():
-            assert record.key is not None and record.value is not None
-            yield ("COMMIT" if record.key[3] else "ABORT"), int.from_bytes(record.value[2:], "big")
-
-
-def compare(path: Path, lines: list[str]) -> int:
-    """Compare one file; return how many things it has. Raises KlammError at the first difference."""
-    data = path.read_bytes()
-    match path.suffix:
-        case ".log":
-            stored = list(batches(data))
-            expected: list[object] = [batch_row(batch) for batch in stored]
-            reported: list[object] = [_numbers(found.groups()) for line in lines if (found := BATCH.match(line))]
-            told_markers = [(f[1], int(f[2])) for line in lines if (f := MARKER.search(line))]
-            if told_markers != list(markers_of(stored)):
-                raise KlammError(f"{path.name}: markers {told_markers}")
-        case ".txnindex":
-            rows = [data[at : at + 34] for at in range(0, len(data), 34)]
-            expected = [tuple(int.from_bytes(r[at : at + 8], "big") for at in range(2, 34, 8)) for r in rows]
-            reported = [_numbers(found.groups()) for line in lines if (found := ABORTED.match(line))]
-        case ".snapshot":
-            expected = [
-                (
-                    entry.producer_id,
-                    entry.producer_epoch,
-                    entry.coordinator_epoch,
-                    f"OptionalLong{_optional(entry.current_txn_first_offset)}",
-                    entry.last_timestamp,
-                )
-                for entry in decode_snapshot(data)
-            ]
-            reported = [_numbers(found.groups()) for line in lines if (found := PRODUCER.match(line))]
-        case _:
-            return len(lines)
-    if expected != reported:
-        raise KlammError(f"{path.name}: klamm has {expected}, DumpLogSegments says {reported or lines[:3]}")
-    return len(expected)
-
-
-def _numbers(groups: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(int(text) if re.fullmatch(r"-?\d+", text) else text for text in groups)
-
-
-def check(name: str, directory: Path) -> bool:
-    kinds = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
-    files = sorted(path for path in directory.iterdir() if path.suffix in kinds)
-    counts = dict.fromkeys(kinds, 0)
-    try:
-        dumped = dump(files)
-        for path in files:
-            counts[path.suffix] += compare(path, dumped[str(path)])
-    except (KlammError, KeyError) as error:
-        print(f"not ok {name}: {' '.join(str(error).split())[:500]}", flush=True)
-        return False
-    reported = ", ".join(f"{count} in {kind}" for kind, count in counts.items())
-    is_complete = counts[".log"] > 0 and counts[".snapshot"] > 0
-    print(f"{'ok' if is_complete else 'not ok'} {name}", flush=True)
-    print(f"  {len(files)} files: {reported}", flush=True)
-    return is_complete
-
-
-def main() -> int:
+def check_log() -> bool:
     with tempfile.TemporaryDirectory(prefix="klamm-log-files-") as folder:
         clock = Clock()
         manager = LogManager([folder], clock=clock, rng=Random(0), default_config=CONFIG)
@@ -260,8 +139,8 @@ def main() -> int:
         results.append(check("after a recovery", directory))
         again.shutdown()
         results.append(check("after a clean shutdown", directory))
-    return 0 if all(results) else 1
+    return all(results)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(0 if (check_log() if sys.argv[1] == "before" else running_broker.run()) else 1)
