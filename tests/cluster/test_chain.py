@@ -1,5 +1,6 @@
 """Read, process, write, exactly once: three brokers and three copiers that are killed, paused and cut off.
 
+A broker is cut off from its clients, or from the other brokers and ZooKeeper; half of the victims are coordinators.
 All records of nine partitions arrive once and in order, with a transactional producer per task and with producers that
 are fenced with the members of their group. 3,000 records by default; KLAMM_CHAIN_RECORDS says how many,
 KLAMM_CHAIN_SEED which faults. The time that a fault costs is reported, not judged.
@@ -26,7 +27,7 @@ from tests.support.chain import (
 )
 from tests.support.chain_copier import Plan
 from tests.support.chain_copiers import Copiers, Mode
-from tests.support.relayed_cluster import relayed_cluster
+from tests.support.relayed_cluster import divisible_cluster
 
 RECORDS = chosen_records(3_000)
 TIMEOUT_S = 1_200 + RECORDS / 20
@@ -44,10 +45,9 @@ CONFIG: Final[Mapping[str, object]] = {
 @pytest.mark.parametrize("mode", ["tasks", "members"])
 def test_chain(mode: Mode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = chosen_seed()
-    arguments = {"data_dir": tmp_path / "data", "start_timeout_s": WAIT_S}
-    with relayed_cluster(BROKERS, CONFIG, **arguments) as (cluster, network):
-        plan = Plan(network.bootstrap_servers, SOURCE, TARGET, GROUP, "", "chain", 0, (), str(tmp_path), seed)
-        chain = Chain(cluster, network, Copiers(mode, plan, PARTITIONS), records=RECORDS, seed=seed)
+    with divisible_cluster(BROKERS, CONFIG, tmp_path / "data", WAIT_S) as (cluster, relays, network):
+        plan = Plan(relays.bootstrap_servers, SOURCE, TARGET, GROUP, "", "chain", 0, (), str(tmp_path), seed)
+        chain = Chain(cluster, relays, network, Copiers(mode, plan, PARTITIONS), records=RECORDS, seed=seed)
         with capsys.disabled():
             print(f"\nchain of {mode}: KLAMM_CHAIN_SEED={seed}, data in {tmp_path}")
         try:

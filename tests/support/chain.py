@@ -19,8 +19,10 @@ from typing import Final
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from klamm.client.blocking_connection import ask_once
+from klamm.local.drill_network import DrillNetwork
 from klamm.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.testing import LocalCluster
+from klamm.zk.client.blocking import BlockingSession
 from tests.support import chaos_clients
 from tests.support.chain_copiers import Copiers
 from tests.support.raw_client import RawClient
@@ -79,10 +81,22 @@ class TargetReader:
 
 
 class Chain:
-    """`run` copies `records` records under faults and returns the problems that it found."""
+    """`run` copies `records` records under faults and returns the problems that it found.
 
-    def __init__(self, cluster: LocalCluster, relays: Relays, copiers: Copiers, *, records: int, seed: int) -> None:
-        self.cluster, self.relays, self.copiers = cluster, relays, copiers
+    Copiers reach the brokers through `relays`; brokers reach each other and ZooKeeper through `network`.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        relays: Relays,
+        network: DrillNetwork,
+        copiers: Copiers,
+        *,
+        records: int,
+        seed: int,
+    ) -> None:
+        self.cluster, self.relays, self.network, self.copiers = cluster, relays, network, copiers
         self.records, self.seed = records, seed
         self.rng = Random(seed)
         self.faults: list[Fault] = []
@@ -97,6 +111,7 @@ class Chain:
             self.kill_a_transaction_coordinator,
             self.pause_a_copier,
             self.cut_a_broker_off,
+            self.divide_the_cluster,
             self.pause_a_broker,
             self.kill_a_leader,
         ]
@@ -142,14 +157,14 @@ class Chain:
         self._kill_and_start(self._coordinator(_GROUP_KEY, GROUP))
 
     def kill_a_transaction_coordinator(self) -> None:
-        self._kill_and_start(self._coordinator(_TRANSACTION_KEY, self.rng.choice(self.copiers.transactional_ids)))
+        self._kill_and_start(self._transaction_coordinator())
 
     def kill_a_leader(self) -> None:
         self._kill_and_start(self.cluster.leader(TARGET, self.rng.randrange(PARTITIONS)))
 
     def pause_a_broker(self) -> None:
         """The others continue without it, and it wakes up in the belief that it leads and coordinates."""
-        victim = self.rng.choice(self.cluster.broker_ids)
+        victim = self._some_broker()
         self.cluster.pause(victim)
         self._say(f"pause broker {victim}")
         self._wait(lambda: victim not in self.cluster.live_brokers, f"The end of the session of broker {victim}")
@@ -159,11 +174,26 @@ class Chain:
 
     def cut_a_broker_off(self) -> None:
         """Its clients cannot reach it, although it lives and leads; their last requests arrive afterwards."""
-        victim = self.rng.choice(self.cluster.broker_ids)
+        victim = self._some_broker()
         self.relays.cut(victim, with_new=self.rng.random() < 0.5)
         self._say(f"cut broker {victim} off")
         self._hold(1, 3, 6)
         self._release()
+
+    def divide_the_cluster(self) -> None:
+        """A broker loses the others and ZooKeeper, but not its clients: for a moment, or until others replace it."""
+        victim = self._some_broker()
+        for broker_id in self.cluster.broker_ids:
+            self.network.set_process(broker_id, self.cluster.pid(broker_id))
+        self.network.cut(victim)
+        self._say(f"cut broker {victim} from the others")
+        if self.rng.random() < 0.7:
+            with BlockingSession(self.cluster.zookeeper_connect, WAIT_S) as session:
+                path = f"/brokers/ids/{victim}"
+                self._wait(lambda: not session.exists(path), f"The end of the session of broker {victim}")
+        self._hold(0, 1, 5)
+        self.network.heal(victim)
+        self._say(f"heal broker {victim}")
 
     def cut_a_copier_off(self) -> None:
         """Its connections are dead, and it opens others; its requests on the old ones arrive during its next work."""
@@ -192,6 +222,17 @@ class Chain:
         self._hold(1, 3)
 
     # --- parts of faults ---
+
+    def _some_broker(self) -> int:
+        """Half of the time a coordinator of the copiers."""
+        if self.rng.random() < 0.5:
+            return self.rng.choice(self.cluster.broker_ids)
+        if self.rng.random() < 0.5:
+            return self._coordinator(_GROUP_KEY, GROUP)
+        return self._transaction_coordinator()
+
+    def _transaction_coordinator(self) -> int:
+        return self._coordinator(_TRANSACTION_KEY, self.rng.choice(self.copiers.transactional_ids))
 
     def _kill_and_start(self, victim: int) -> None:
         """Start it at once, before the others notice, or after they have elected others."""

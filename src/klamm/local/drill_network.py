@@ -110,8 +110,8 @@ class DrillNetwork:
         self._run(self._listen(port, target_port, broker_id, None))
 
     def set_process(self, broker_id: int, pid: int) -> None:
-        """Set the process of a broker: connections from this process to others are the broker's."""
-        self._loop.call_soon_threadsafe(self._pids.__setitem__, broker_id, pid)
+        """Set the process of a broker: connections from this process to others are the broker's, also earlier ones."""
+        self._loop.call_soon_threadsafe(self._set_process, broker_id, pid)
 
     def cut(self, broker_id: int) -> None:
         self._run(self._set_cut(broker_id, is_cut=True))
@@ -161,6 +161,15 @@ class DrillNetwork:
             assert link.far.transport is not None
             link.far.transport.close()
         link.hold(self._cut)
+
+    def _set_process(self, broker_id: int, pid: int) -> None:
+        self._pids[broker_id] = pid
+        for link in [link for link in self._links if link.source is None and link.near.transport is not None]:
+            assert link.near.transport is not None
+            peer = link.near.transport.get_extra_info("peername")
+            if _owner(peer[1], {broker_id: pid}) == broker_id:
+                link.source = broker_id
+                link.hold(self._cut)
 
     async def _set_cut(self, broker_id: int, *, is_cut: bool) -> None:
         if is_cut:

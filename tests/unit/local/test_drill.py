@@ -108,6 +108,20 @@ def test_a_cut_does_not_touch_others_nor_a_broker_by_itself(network: DrillNetwor
             assert received(to_other, 1) == b"x"
 
 
+def test_earlier_connections_of_a_process_are_its_brokers_too(network: DrillNetwork, echo: int) -> None:
+    with ReservedPort() as first:
+        network.relay_to_broker(1, first.number, echo)
+        with connect(first.number) as to_other:
+            to_other.sendall(b"x")
+            assert received(to_other, 1) == b"x"
+            network.set_process(2, os.getpid())
+            network.cut(2)
+            to_other.sendall(b"y")
+            assert is_silent(to_other)
+            network.heal(2)
+            assert received(to_other, 1) == b"y"
+
+
 def test_large_amounts_pass_and_ends_are_passed_on(network: DrillNetwork, echo: int) -> None:
     data = os.urandom(8 * 1024 * 1024)
     with ReservedPort() as port:
