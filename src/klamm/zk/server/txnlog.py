@@ -146,7 +146,7 @@ class DataDir:
         return fd
 
     def remove_covered(self) -> None:
-        """Remove snapshots except the newest three, and closed logs that the oldest of these covers."""
+        """Remove snapshots except the newest `KEPT_SNAPSHOTS`, and closed logs that the oldest of these covers."""
         snapshots = numbered(self.path, "snapshot")
         if len(snapshots) < KEPT_SNAPSHOTS:
             return
