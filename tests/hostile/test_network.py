@@ -399,7 +399,7 @@ def test_settings_that_lock_all_clients_out_are_refused(name: str, caplog: pytes
     refused = validate_broker_config(config, {name: LOCKOUTS[name]}, per_broker=False, current={})
     assert refused is not None and name in refused
     assert usable(config, {name: LOCKOUTS[name], "num.io.threads": "9"}) == {"num.io.threads": "9"}
-    assert "left out" in caplog.text  # It may stand in ZooKeeper from before.
+    assert "ignoring a dynamic setting in ZooKeeper" in caplog.text  # It may stand in ZooKeeper from before.
 
 
 def test_a_broker_that_accepts_no_connections_does_not_start() -> None:

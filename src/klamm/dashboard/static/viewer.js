@@ -125,6 +125,7 @@ export class Viewer {
   }
 
   look({ start, end, time, follow }) {
+    cancelAnimationFrame(this._gliding); // the reader moves elsewhere
     if (start !== undefined) {
       const span = Math.min(end - start, (this.bounds.end - this.bounds.start) * 1.1);
       const least = this.bounds.start - span * 0.1;
