@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from klamm.config import DEFAULT_BROKER, ConfigRepository
+from klamm.config.topic_config import KEEP_RECORDS
 from klamm.quota import quota_store
 from klamm.zk.client import notices
 from klamm.zk.model import paths, znodes
@@ -46,6 +47,11 @@ log = logging.getLogger(__name__)
 
 async def read_configs(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[str, Properties]:
     """Read the settings of each entity, in one round trip; an entity without a znode has none."""
+    return {name: found or {} for name, found in (await _read(zk, entity_type, names)).items()}
+
+
+async def _read(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[str, Properties | None]:
+    """As `read_configs`, with None for settings that cannot be decoded."""
     wanted = [paths.config_entity_path(entity_type, name) for name in names]
     found = await zk.read_many(wanted)
     return {
@@ -65,7 +71,7 @@ async def change_config(
     path = paths.config_entity_path(entity_type, name)
     while True:
         found = (await zk.read_many([path]))[0]
-        before = {} if found is None else _decode(path, found[0])
+        before = ({} if found is None else _decode(path, found[0])) or {}
         after = change(dict(before))
         if found is not None and after == before:
             return after
@@ -88,13 +94,13 @@ def _write(path: str, entity_path: str, found: tuple[bytes | None, Stat] | None,
     return [SetData(path, data, found[1].version), change]
 
 
-def _decode(path: str, data: bytes | None) -> Properties:
-    """An undecodable znode is logged and counts as empty: a broker must start in spite of it, as in Kafka."""
+def _decode(path: str, data: bytes | None) -> Properties | None:
+    """Return None for an undecodable znode, which is logged: a broker must start in spite of it, as in Kafka."""
     try:
         return znodes.decode_config(path, data)
     except znodes.ZnodeFormatError as error:
         log.warning("ignoring a configuration in ZooKeeper: %s", error)
-        return {}
+        return None
 
 
 class ConfigChangeListener:
@@ -129,9 +135,7 @@ class ConfigChangeListener:
     async def load_all(self) -> None:
         """Read everything again. The watch is set before the reads, so no change in between is missed."""
         self._last_seen = notices.newest(await self._changes())
-        brokers = await read_configs(self._zk, BROKERS, self._broker_names)
-        for name, config in brokers.items():
-            self._configs.set_broker(name, config)
+        await self._refresh_brokers(self._broker_names)
         users = await quota_store.read_all(self._zk)
         self._configs.client_quotas.replace_all(users)
         self._configs.user_credentials.replace_all(
@@ -165,8 +169,20 @@ class ConfigChangeListener:
             log.warning("reading the configurations of %d topics failed: %s", len(topics), error)
 
     async def _refresh(self, topics: Sequence[str], *, is_news: bool = False) -> None:
-        for topic, config in (await read_configs(self._zk, TOPICS, list(dict.fromkeys(topics)))).items():
+        """A topic with an undecodable configuration keeps the former one.
+
+        If that is not known, the topic deletes no records: the configuration may have said so.
+        """
+        for topic, config in (await _read(self._zk, TOPICS, list(dict.fromkeys(topics)))).items():
+            if config is None:
+                config = dict(self._configs.topic_overrides(topic)) or dict(KEEP_RECORDS)
             self._configs.set_topic(topic, config, is_news=is_news)
+
+    async def _refresh_brokers(self, names: Sequence[str]) -> None:
+        """Undecodable settings of a broker do not change those in force."""
+        for name, config in (await _read(self._zk, BROKERS, names)).items():
+            if config is not None:
+                self._configs.set_broker(name, config)
 
     def _on_change(self, event: WatchEvent) -> None:
         self.wake()
@@ -195,8 +211,10 @@ class ConfigChangeListener:
         changed: dict[str, None] = {}
         for path, answer in zip(new, await self._zk.read_many(new), strict=True):
             if answer is not None:
-                with contextlib.suppress(znodes.ZnodeFormatError):
+                try:
                     changed[znodes.decode_config_change(path, answer[0])] = None
+                except znodes.ZnodeFormatError as error:
+                    log.warning("ignoring a configuration change in ZooKeeper: %s", error)
         await self._apply(changed)
         self._last_seen = max(self._last_seen, notices.newest(names))
 
@@ -207,8 +225,8 @@ class ConfigChangeListener:
         brokers = [name for kind, _, name in split if kind == BROKERS and name in self._broker_names]
         if topics:
             await self._refresh(topics, is_news=True)
-        for name, config in (await read_configs(self._zk, BROKERS, brokers)).items() if brokers else ():
-            self._configs.set_broker(name, config)
+        if brokers:
+            await self._refresh_brokers(brokers)
         if entities:
             for entity, properties in (await quota_store.read_entities(self._zk, entities)).items():
                 self._configs.client_quotas.set_entity(entity, properties)

@@ -16,7 +16,7 @@ from klamm.config.client_quotas import ClientQuotas
 from klamm.config.definition import AnyKey, Support, UpdateMode, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig, broker_key
 from klamm.config.listener_settings import LISTENER_KEYS
-from klamm.config.topic_config import effective_topic_config
+from klamm.config.topic_config import effective_topic_config, invalid_overrides
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.unsupported import unsupported
 from klamm.config.user_credentials import UserCredentials
@@ -104,6 +104,8 @@ class ConfigRepository:
             return False
         if is_news:
             _log_changes(f"topic {topic}", old, new, TOPIC_KEYS.get)
+        for problem in invalid_overrides(new).values():
+            log.warning("ignoring a setting of topic %s in ZooKeeper: %s", topic, problem)
         if new:
             self._topics[topic] = new
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 from klamm.config.definition import AnyKey, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig
@@ -17,6 +19,8 @@ _SYNONYM_UNITS = {
     "log.roll.hours": _HOURS,
     "log.roll.jitter.hours": _HOURS,
 }
+KEEP_RECORDS: Final = MappingProxyType({"retention.ms": "-1", "retention.bytes": "-1"})
+"""Used for a topic whose configuration cannot be decoded: the default could delete what the topic was to keep."""
 
 
 def validate_topic_config(overrides: Mapping[str, str | None]) -> str | None:
@@ -46,13 +50,23 @@ def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) ->
     An unknown or invalid override, written to ZooKeeper by a newer Kafka, is ignored.
     """
     effective = {name: topic_default(key, broker) for name, key in TOPIC_KEYS.items()}
+    invalid = invalid_overrides(overrides)
+    for name, raw in overrides.items():
+        if name in TOPIC_KEYS and name not in invalid:
+            effective[name] = TOPIC_KEYS[name].parse(raw)
+    return {name: to_text(value) for name, value in effective.items()}
+
+
+def invalid_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons why overrides of known keys are invalid, by key."""
+    invalid: dict[str, str] = {}
     for name, raw in overrides.items():
         if name in TOPIC_KEYS:
             try:
-                effective[name] = TOPIC_KEYS[name].parse(raw)
-            except ConfigError:
-                continue
-    return {name: to_text(value) for name, value in effective.items()}
+                TOPIC_KEYS[name].parse(raw)
+            except ConfigError as error:
+                invalid[name] = str(error)
+    return invalid
 
 
 def topic_default(key: AnyKey, broker: KafkaConfig) -> Value:

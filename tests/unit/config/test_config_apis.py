@@ -22,7 +22,7 @@ from klamm.security.secret import Secret
 from klamm.server.broker_security import BrokerSecurity
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
-from klamm.zk.model.ops import Create
+from klamm.zk.model.ops import Create, SetData
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.certificates import write_tls_files
 from tests.support.one_broker import OneBroker
@@ -367,7 +367,58 @@ class TestListener:
         assert configs.topic_overrides("orders") == {"retention.ms": "1"}
         one.loop.run_until_complete(listener.stop())
 
-    def test_kafkas_old_notifications_and_broken_ones(self, one: OneBroker) -> None:
+    def test_a_damaged_configuration_deletes_no_records(self, one: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
+        change(one, TOPIC, "orders", ("cleanup.policy", SET, "compact"))
+        listener, configs = self.follow(one)
+        zk = one.broker.zk
+
+        async def write() -> None:
+            await zk.set(SetData(paths.config_entity_path("topics", "orders"), b"garbage"))
+            news = b'{"version":2,"entity_path":"topics/orders"}'
+            await zk.create(Create(paths.config_change_path(), news, sequential=True))
+
+        one.loop.run_until_complete(write())
+        change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
+        self.until(one, lambda: configs.config.log_segment_bytes == 2048)
+        assert "znode /config/topics/orders: b'garbage' is not JSON" in caplog.text
+        assert configs.topic_overrides("orders") == {"cleanup.policy": "compact"}, "the former settings stay"
+        one.loop.run_until_complete(listener.stop())
+
+        listener, configs = self.follow(one)
+        effective = configs.topic_config("orders")
+        assert (effective["retention.ms"], effective["retention.bytes"]) == ("-1", "-1"), "after a restart"
+        one.loop.run_until_complete(listener.stop())
+
+    def test_damaged_settings_of_a_broker_change_nothing(self, one: OneBroker) -> None:
+        change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
+        listener, configs = self.follow(one)
+        zk = one.broker.zk
+
+        async def write() -> None:
+            await zk.set(SetData(paths.config_entity_path("brokers", "<default>"), b"garbage"))
+            news = b'{"version":2,"entity_path":"brokers/<default>"}'
+            await zk.create(Create(paths.config_change_path(), news, sequential=True))
+
+        one.loop.run_until_complete(write())
+        change(one, TOPIC, "orders", ("retention.ms", SET, "1"))
+        self.until(one, lambda: configs.topic_overrides("orders") == {"retention.ms": "1"})
+        assert configs.config.log_segment_bytes == 2048
+        one.loop.run_until_complete(listener.stop())
+
+    def test_an_invalid_setting_of_another_tool_is_named(
+        self, one: OneBroker, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = paths.config_entity_path("topics", "orders")
+        data = b'{"version":1,"config":{"retention.ms":"soon","from.the.future":"1"}}'
+        one.loop.run_until_complete(one.broker.zk.create(Create(path, data)))
+        listener, _ = self.follow(one)
+        assert [record.getMessage() for record in caplog.records] == [
+            "ignoring a setting of topic orders in ZooKeeper: retention.ms cannot be 'soon': expected a whole "
+            "number of 64 bits."
+        ]
+        one.loop.run_until_complete(listener.stop())
+
+    def test_kafkas_old_notifications_and_broken_ones(self, one: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
         listener, configs = self.follow(one)
         zk = one.broker.zk
 
@@ -381,6 +432,7 @@ class TestListener:
 
         one.loop.run_until_complete(write())
         self.until(one, lambda: configs.topic_overrides("old") == {"flush.ms": "7"})
+        assert "/config/changes/config_change_0000000000: b'not json' is not JSON" in caplog.text
         one.loop.run_until_complete(listener.stop())
 
     def test_refresh_reads_changes_without_a_notification(self, one: OneBroker) -> None:
