@@ -14,7 +14,9 @@ This module decides when to look, what to ask and what to delete; the caller doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
@@ -24,7 +26,9 @@ from klamm.metadata.update import MetadataUpdate
 from klamm.model import NO_EPOCH, ZERO_UUID, TopicPartition
 from klamm.zk.model import paths
 from klamm.zk.model.ops import GetData, GetDataResult
-from klamm.zk.model.znodes import TopicZnode, decode_partition_state, decode_topic
+from klamm.zk.model.znodes import TopicZnode, ZnodeFormatError, decode_partition_state, decode_topic
+
+log = logging.getLogger(__name__)
 
 
 class HostedReplicas(Protocol):
@@ -68,22 +72,24 @@ class StrayReplicasRule:
     def unassigned(self, suspects: Iterable[TopicPartition]) -> ReadSteps[dict[TopicPartition, int]]:
         """Return the suspects that ZooKeeper assigns to other brokers, with their leader epochs there.
 
-        The leader epochs are read first, then the assignments.
+        The leader epochs are read first, then the assignments. A znode that cannot be decoded proves nothing.
         """
         tps = list(suspects)
         topics = list(dict.fromkeys(tp.topic for tp in tps))
         states = yield Reads(tuple(GetData(paths.partition_state_path(*tp)) for tp in tps))
         znodes = yield Reads(tuple(GetData(paths.topic_path(topic)) for topic in topics))
-        assigned = {
-            name: decode_topic(name, found.data)
-            for name, found in zip(topics, znodes, strict=True)
-            if isinstance(found, GetDataResult)
-        }
-        return {
-            tp: decode_partition_state(tp, found.data, found.stat.version).leader_and_isr.leader_epoch
-            for tp, found in zip(tps, states, strict=True)
-            if isinstance(found, GetDataResult) and self._is_anothers(tp, assigned.get(tp.topic))
-        }
+        assigned: dict[str, TopicZnode] = {}
+        for name, found in zip(topics, znodes, strict=True):
+            if isinstance(found, GetDataResult):
+                with _undecodable_is_kept():
+                    assigned[name] = decode_topic(name, found.data)
+        epochs: dict[TopicPartition, int] = {}
+        for tp, found in zip(tps, states, strict=True):
+            if isinstance(found, GetDataResult) and self._is_anothers(tp, assigned.get(tp.topic)):
+                with _undecodable_is_kept():
+                    state = decode_partition_state(tp, found.data, found.stat.version)
+                    epochs[tp] = state.leader_and_isr.leader_epoch
+        return epochs
 
     def _is_anothers(self, tp: TopicPartition, topic: TopicZnode | None) -> bool:
         here = self._replicas.topic_id_of_log(tp)
@@ -97,3 +103,11 @@ class StrayReplicasRule:
     def strays(self, epochs: Mapping[TopicPartition, int], named: Mapping[TopicPartition, int]) -> list[TopicPartition]:
         """Return the logs to delete: no controller has named them since, and ZooKeeper has a newer epoch."""
         return [tp for tp, epoch in epochs.items() if self._replicas.leader_epoch(tp) == named[tp] < epoch]
+
+
+@contextlib.contextmanager
+def _undecodable_is_kept() -> Iterator[None]:
+    try:
+        yield
+    except ZnodeFormatError as error:
+        log.warning("a log that may belong to another broker now is kept: %s", error)

@@ -120,6 +120,19 @@ def test_a_topic_that_zookeeper_does_not_know_is_kept(fixture: Fixture) -> None:
     assert fixture.is_there
 
 
+@pytest.mark.parametrize("path", [paths.topic_path("t"), paths.partition_state_path("t", 0)])
+def test_a_damaged_znode_proves_nothing(fixture: Fixture, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    other = TopicPartition("u", 0)
+    fixture.one.broker.logs.get_or_create_log(other, OTHER_ID)
+    fixture.zookeeper_has(OTHERS)
+    fixture.znodes[paths.topic_path("u")] = encode_topic(TopicZnode({0: OTHERS}, OTHER_ID))
+    fixture.znodes[paths.partition_state_path("u", 0)] = fixture.znodes[paths.partition_state_path("t", 0)]
+    fixture.znodes[path] = b"garbage"
+    fixture.reported()
+    assert fixture.is_there and f"is kept: znode {path}: b'garbage' is not JSON" in caplog.text
+    assert fixture.one.broker.logs.get_log(other) is None, "other logs are checked"
+
+
 def test_it_asks_once_for_a_controller_and_a_registration_and_only_when_something_is_missing(fixture: Fixture) -> None:
     asked: list[None] = []
     fixture.before_answer = lambda: asked.append(None)
