@@ -242,6 +242,8 @@ def test_old_broker_registrations() -> None:
         b'{"version":4,"endpoints":["SSL://h:1","SSL://g:1"],"listener_security_protocol_map":{"SSL":"SSL"}}',
         b"null",
         b'{"version":1,"host":"h","port":99999999999}',
+        b'{"version":1,"host":"h","port":65536}',
+        b'{"version":4,"endpoints":["SSL://h:99999"],"listener_security_protocol_map":{"SSL":"SSL"}}',
         b'{"version":1,"host":"' + b"h" * 40_000 + b'","port":1}',
         b'{"version":4,"endpoints":["PLAINTEXT://h:4294967296"],"listener_security_protocol_map":{}}',
         b'{"version":1,"host":"h","port":1,"rack":"\\udc00"}',

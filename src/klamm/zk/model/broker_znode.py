@@ -16,6 +16,7 @@ from klamm.zk.model import paths
 from klamm.zk.model.znodes import ZnodeFormatError, from_json, int32, parse, to_json
 
 UNCLEAN_SHUTDOWN: Final = "klamm_unclean_shutdown"
+_MAX_PORT: Final = 65535
 _MAX_STRING_BYTES: Final = 0x7FFF
 _ENDPOINT: Final = re.compile(r"(?P<listener>[^:/]+)://(?:\[(?P<v6>[^]]*)\]|(?P<host>[^\[\]]*)):(?P<port>-?\d+)")
 
@@ -92,7 +93,7 @@ def decode_broker(broker_id: int, data: bytes | None, epoch: int) -> BrokerInfo:
 
 def _endpoints(path: str, version: int, value: Mapping[str, Any]) -> tuple[EndPoint, ...]:
     if version == 1:
-        return (EndPoint("PLAINTEXT", _text(value["host"]), int32(value["port"], -1)),)
+        return (EndPoint("PLAINTEXT", _text(value["host"]), _port(value["port"])),)
     protocols = value.get("listener_security_protocol_map") or {}
     endpoints = tuple(_decode_endpoint(path, _text(text), protocols) for text in value["endpoints"])
     if len({e.listener for e in endpoints}) != len(endpoints):
@@ -109,7 +110,15 @@ def _decode_endpoint(path: str, text: str, protocols: Mapping[str, str]) -> EndP
     if protocol not in SecurityProtocol.__members__:
         raise ZnodeFormatError(path, f"listener {listener} has no security protocol")
     host = match["v6"] if match["v6"] is not None else match["host"]
-    return EndPoint(listener, host, int32(match["port"], -1), SecurityProtocol[protocol])
+    return EndPoint(listener, host, _port(match["port"]), SecurityProtocol[protocol])
+
+
+def _port(value: Any) -> int:
+    """Return a port; -1 is that of a broker without one."""
+    port = int32(value, -1)
+    if port > _MAX_PORT:
+        raise ValueError(f"{port} is not a port")
+    return port
 
 
 def _text(value: object) -> str:
