@@ -121,3 +121,41 @@ def test_garbage_in_the_controller_znode(cluster: LocalCluster, zookeeper: Kazoo
     zookeeper.delete(paths.CONTROLLER)
     eventually(lambda: int(zookeeper.get(paths.CONTROLLER_EPOCH)[0]) == epoch + 1, "nobody was elected")
     eventually(lambda: problems(cluster) == [], "the problem stays")
+
+
+def test_garbage_in_the_znodes_of_a_topic_and_of_a_broker(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    """The status names them, although all partitions are healthy."""
+    damaged = [paths.topic_path("t"), paths.partition_state_path("t", 0), paths.config_entity_path("topics", "t")]
+    before = {path: zookeeper.get(path)[0] for path in damaged}
+    for path in damaged:
+        zookeeper.set(path, b"garbage")
+    zookeeper.create(paths.broker_path(9), b"garbage")
+    zookeeper.create(paths.topic_path("unknown"), b"garbage")
+    found = problems(cluster)
+    for path in (*damaged, paths.broker_path(9), paths.topic_path("unknown")):
+        assert [text for text in found if text.startswith(f"znode {path}: b'garbage' is not JSON. ")], (path, found)
+    assert len(found) == 5 and leads(RawClient(cluster.port(1)))
+    for path, data in before.items():
+        zookeeper.set(path, data)
+    zookeeper.delete(paths.broker_path(9))
+    zookeeper.delete(paths.topic_path("unknown"))
+    eventually(lambda: problems(cluster) == [], "the problems stay")
+
+
+def test_a_broker_that_starts_beside_a_damaged_topic(tmp_path: Path) -> None:
+    """It cannot know the topic, but the status names the znodes."""
+    state = paths.partition_state_path("stateless", 0)
+    with LocalCluster(brokers=1, data_dir=tmp_path) as cluster:
+        for topic in ("unassigned", "stateless"):
+            cluster.create_topic(topic)
+        cluster.stop(1)
+        zookeeper = KazooClient(cluster.zookeeper_connect)
+        zookeeper.start(TIMEOUT_S)
+        zookeeper.set(paths.topic_path("unassigned"), b"garbage")
+        zookeeper.set(state, b"garbage")
+        zookeeper.stop()
+        zookeeper.close()
+        cluster.start(1)
+        found = problems(cluster)
+    damaged = [state, paths.topic_path("unassigned")]
+    assert sorted(text.split(": ")[0] for text in found) == [f"znode {path}" for path in damaged]

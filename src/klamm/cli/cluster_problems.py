@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from klamm.zk.client.blocking import BlockingSession
     from klamm.zk.client.zk_security import ZkSecurity
     from klamm.zk.model.ops import ZkError
+    from klamm.zk.model.znodes import TopicZnode
 
 _OFFSETS_FACTOR: Final = "offsets.topic.replication.factor"
 _TRANSACTION_FACTOR: Final = "transaction.state.log.replication.factor"
@@ -24,7 +25,12 @@ _INTERNAL_TOPICS: Final = (
     (TRANSACTION_STATE_TOPIC, _TRANSACTION_FACTOR, "transactions"),
 )
 _ZOOKEEPER: Final = "zookeeper.connect"
+_RESTORE: Final = "Restore the znode; it held"
+MAX_STATES: Final = 1000
+"""Partitions whose states are all checked. With more, only those of unhealthy partitions are."""
 Address = tuple[str, int]
+Check = tuple[str, Callable[[bytes | None], Any], str]
+"""A znode, its decoder and the remedy if it cannot be decoded."""
 
 
 class ZooKeeper(NamedTuple):
@@ -61,7 +67,7 @@ def find_problems(
             f"broker {broker_id} does not report {_ZOOKEEPER}. `klamm zk check` checks an embedded ZooKeeper's files."
         )
         return Problems(found, f"Znodes were not checked: {reason}")
-    znodes = _znodes(hosts, [str(topic.name) for topic in view.topics], list(unwell), timeout_s, security)
+    znodes = _znodes(hosts, view, list(unwell), timeout_s, security)
     return Problems(found, znodes) if isinstance(znodes, str) else Problems(found + znodes, None)
 
 
@@ -92,55 +98,109 @@ def _internal_topics(configs: Mapping[str, str], view: MetadataResponse) -> list
 
 
 def _znodes(
-    hosts: str, topics: list[str], unwell: list[TopicPartition], timeout_s: float, security: ZkSecurity | None
+    hosts: str, view: MetadataResponse, unwell: list[TopicPartition], timeout_s: float, security: ZkSecurity | None
 ) -> list[str] | str:
-    """Check the control znodes, those of all topics, and the states of unhealthy partitions.
+    """Check the control znodes, those of all brokers and topics, and the states of partitions.
 
     A string is the reason why they could not be read.
     """
     from klamm.zk.client.blocking import BlockingSession
     from klamm.zk.client.zk_security import UNSECURED
-    from klamm.zk.model import paths, znodes
+    from klamm.zk.model import paths
     from klamm.zk.model.ops import ZkError
 
+    partitions = [
+        TopicPartition(str(topic.name), each.partition_index) for topic in view.topics for each in topic.partitions
+    ]
+    known = {str(topic.name) for topic in view.topics}
+    try:
+        with BlockingSession(hosts, timeout_s, None, security or UNSECURED) as session:
+            topics = known.union(_children(session, paths.TOPICS))
+            problems = _losses(session)
+            problems += _undecodable(session, [*_control_checks(), *_broker_checks(session)])
+            found: dict[str, TopicZnode] = {}
+            problems += _undecodable(session, _topic_checks(sorted(topics), found))
+            # A broker that has started since then does not know a topic whose znodes it could not decode.
+            for name in found.keys() - known:
+                partitions += [TopicPartition(name, each) for each in found[name].assignment]
+            chosen = unwell if len(partitions) > MAX_STATES else partitions
+            problems += _undecodable(session, [_state_check(tp) for tp in dict.fromkeys([*unwell, *chosen])])
+    except ZkError as error:
+        return _unreadable(hosts, error)
+    return problems
+
+
+def _control_checks() -> list[Check]:
+    from klamm.zk.model import paths, znodes
+
     epoch = f"Set {paths.CONTROLLER_EPOCH} to a number that is at least the last controller epoch."
-    lost = "Restore the znode; it held"
-    checks: list[tuple[str, Callable[[bytes | None], Any], str]] = [
+    return [
         (paths.CONTROLLER_EPOCH, znodes.decode_controller_epoch, epoch),
         (paths.CONTROLLER, znodes.decode_controller, f"Delete {paths.CONTROLLER}: the brokers elect a controller."),
-        (paths.CLUSTER_ID, znodes.decode_cluster_id, f"{lost} the cluster id of meta.properties."),
+        (paths.CLUSTER_ID, znodes.decode_cluster_id, f"{_RESTORE} the cluster id of meta.properties."),
         (paths.FEATURE, znodes.decode_feature, f"Delete {paths.FEATURE}: the next controller writes it."),
         (
             paths.PRODUCER_ID_BLOCK,
             znodes.decode_producer_id_block,
-            f"{lost} the last block of producer ids; a higher block is safe.",
+            f"{_RESTORE} the last block of producer ids; a higher block is safe.",
         ),
         (paths.REASSIGN_PARTITIONS, znodes.decode_reassignment, f"Delete {paths.REASSIGN_PARTITIONS}."),
     ]
-    checks += [
-        (paths.topic_path(name), partial(znodes.decode_topic, name), f"{lost} the assignment.") for name in topics
-    ]
-    checks += [
-        (
-            paths.partition_state_path(*tp),
-            partial(znodes.decode_partition_state, tp, version=0),
-            f"{lost} leader, ISR and epochs. Without it the controller elects no leader.",
-        )
-        for tp in unwell
-    ]
-    try:
-        with BlockingSession(hosts, timeout_s, None, security or UNSECURED) as session:
-            found = session.read_many([path for path, _, _ in checks])
-            problems = _losses(session)
-    except ZkError as error:
-        return _unreadable(hosts, error)
-    for (_, decode, remedy), node in zip(checks, found, strict=True):
+
+
+def _broker_checks(session: BlockingSession) -> list[Check]:
+    """Registrations. Those whose name is no broker id are ignored by the controller."""
+    from klamm.zk.model import paths
+    from klamm.zk.model.broker_znode import decode_broker
+
+    ids = [each for each in map(paths.number_of, _children(session, paths.BROKER_IDS)) if each is not None]
+    remedy = "Delete the znode: a running broker registers again."
+    return [(paths.broker_path(each), partial(decode_broker, each, epoch=0), remedy) for each in sorted(ids)]
+
+
+def _topic_checks(topics: Iterable[str], found: dict[str, TopicZnode]) -> list[Check]:
+    """Assignments and settings; `found` gets the assignments."""
+    from klamm.zk.model import paths, znodes
+
+    def assignment(name: str, data: bytes | None) -> None:
+        found[name] = znodes.decode_topic(name, data)
+
+    settings = f"{_RESTORE} the settings. Until then brokers use the former ones, or delete no records."
+    checks: list[Check] = []
+    for name in topics:
+        config = paths.config_entity_path("topics", name)
+        checks.append((paths.topic_path(name), partial(assignment, name), f"{_RESTORE} the assignment."))
+        checks.append((config, partial(znodes.decode_config, config), settings))
+    return checks
+
+
+def _state_check(tp: TopicPartition) -> Check:
+    from klamm.zk.model import paths, znodes
+
+    remedy = f"{_RESTORE} leader, ISR and epochs. Without it the controller elects no leader."
+    return paths.partition_state_path(*tp), partial(znodes.decode_partition_state, tp, version=0), remedy
+
+
+def _undecodable(session: BlockingSession, checks: list[Check]) -> list[str]:
+    from klamm.zk.model.znodes import ZnodeFormatError
+
+    problems: list[str] = []
+    for (_, decode, remedy), node in zip(checks, session.read_many([path for path, _, _ in checks]), strict=True):
         try:
             if node is not None:
                 decode(node)
-        except znodes.ZnodeFormatError as error:
+        except ZnodeFormatError as error:
             problems.append(f"{error}. {remedy}")
     return problems
+
+
+def _children(session: BlockingSession, path: str) -> tuple[str, ...]:
+    from klamm.zk.model.ops import NoNode
+
+    try:
+        return session.get_children(path)
+    except NoNode:
+        return ()
 
 
 def _unreadable(hosts: str, error: ZkError) -> str:
