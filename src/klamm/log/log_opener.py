@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from klamm.log import names
@@ -13,6 +14,8 @@ from klamm.log.log_dirs import LogDir
 from klamm.log.log_environment import LogEnvironment
 from klamm.log.summaries import LogSummary, inspect
 from klamm.model import TopicPartition
+
+_log = logging.getLogger(__name__)
 
 
 class LogOpener:
@@ -29,7 +32,12 @@ class LogOpener:
         return log
 
     def _find(self, tp: TopicPartition, log_dir: LogDir, config: LogConfig) -> Log:
-        start = log_dir.log_start_offsets.get(tp, 0)
+        start, recovery_point = log_dir.log_start_offsets.get(tp, 0), log_dir.recovery_points.get(tp, 0)
+        if log_dir.had_clean_shutdown and 0 < recovery_point < start:
+            # The file is damaged; all records would be removed. After a crash the end can be lost, but not here.
+            sentence = "%s: ignoring the log start offset %d of %s: the log ended at %d when the broker stopped"
+            _log.error(sentence, log_dir.path, start, tp, recovery_point)
+            start = 0
         recorded = summary = log_dir.recorded.logs.get(tp)
         if summary is not None:
             directory = f"{log_dir.path}/{names.dir_name(tp)}"
@@ -41,7 +49,6 @@ class LogOpener:
                 return self._unopened(tp, log_dir, directory, config, summary, start)
             if not log_dir.is_record_of_clean_stop or not found.damaged:
                 recorded = None
-        recovery_point = log_dir.recovery_points.get(tp, 0)
         last_run = LastRun(start, recovery_point, log_dir.had_clean_shutdown, recorded=recorded)
         return LogLoader(self._env, tp, log_dir.path, config, last_run).load()
 

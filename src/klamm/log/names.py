@@ -68,9 +68,9 @@ def parse_dir_name(name: str) -> tuple[TopicPartition, str]:
     match = _MARKED_DIR.match(name)
     topic, partition, mark = (match[1], match[2], match[4]) if match else (*_split(name), "")
     # Another spelling of a number, such as 007, would be a second directory of the same partition. A name that is not
-    # UTF-8 is decoded with surrogates, which no request can carry.
+    # UTF-8 is decoded with surrogates, which no request can carry. Checkpoints separate names by blanks.
     is_number = _NUMBER.fullmatch(partition) is not None and int(partition) <= _INT32_MAX
-    if not topic or not is_number or topic.encode(errors="ignore").decode() != topic:
+    if topic.split() != [topic] or not is_number or topic.encode(errors="ignore").decode() != topic:
         raise KlammError(f"{name!r} is not a log directory: <topic>-<partition> is expected")
     return TopicPartition(topic, int(partition)), mark
 

@@ -79,7 +79,7 @@ async def resets(
         elif isinstance(end, ErrorCode):
             out[state.tp] = end
         else:
-            out[state.tp] = reset_for(state.log.log_end_offset, start, end)
+            out[state.tp] = reset_for((state.log.log_start_offset, state.log.log_end_offset), start, end)
     return out
 
 

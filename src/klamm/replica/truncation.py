@@ -42,12 +42,17 @@ class Reset(NamedTuple):
     is_full: bool = False
 
 
-def reset_for(log_end_offset: int, leader_start_offset: int, leader_end_offset: int) -> Reset:
-    """Return how to continue if the fetch offset is out of range on the leader.
+def reset_for(own: tuple[int, int], leader_start_offset: int, leader_end_offset: int) -> Reset:
+    """Return how to continue if the fetch offset is out of range on the leader; `own` is the range of our log.
 
-    If the leader's log ends before ours, the leader was elected out of sync, and its log counts. If it begins after
-    ours, the records in between are lost. Otherwise its log changed meanwhile, and fetching continues.
+    If the leader's log ends before ours begins, a damaged checkpoint named our start: an empty log at the leader's end
+    would lose all earlier records as soon as this replica leads, so they are copied. If it ends before ours ends, the
+    leader was elected out of sync, and its log counts. If it begins after ours, the records in between are lost.
+    Otherwise its log changed meanwhile, and fetching continues.
     """
+    log_start_offset, log_end_offset = own
+    if leader_end_offset < log_start_offset:
+        return Reset(leader_start_offset, is_full=True)
     if leader_end_offset < log_end_offset:
         return Reset(leader_end_offset)
     if leader_start_offset > log_end_offset:

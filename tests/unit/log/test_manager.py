@@ -190,7 +190,7 @@ def test_deleting_a_log() -> None:
 
 def test_other_directories_are_passed_over() -> None:
     bench = Bench()
-    for name in ("lost+found", "orders-1.0123-future", "orders-2.0123-stray", "orders-x"):
+    for name in ("lost+found", "orders-1.0123-future", "orders-2.0123-stray", "orders-x", " -0", "two words-0"):
         bench.files.make_dirs(f"{DIR}/{name}")
     assert bench.manager().logs == {}
 
@@ -257,6 +257,18 @@ def test_a_log_start_beyond_the_end_starts_over() -> None:
     log = bench.open(log_start_offset=50)
     assert (log.log_start_offset, log.log_end_offset) == (50, 50)
     assert append(log, batch(b"b")).base_offset == 50
+
+
+def test_a_log_start_beyond_the_end_of_a_clean_stop_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing but a damaged file names such an offset: it must not cost the records."""
+    bench = Bench()
+    manager = bench.manager()
+    append(manager.get_or_create_log(TP), batch(b"a", b"b"))
+    manager.shutdown()
+    bench.files.write_atomic(f"{DIR}/log-start-offset-checkpoint", b"0\n1\norders 0 50\n")
+    log = bench.manager().logs[TP]
+    assert (log.log_start_offset, log.log_end_offset, len(read_values(log))) == (0, 2, 2)
+    assert "ignoring the log start offset 50 of orders-0: the log ended at 2" in caplog.text
 
 
 def test_segments_roll_by_time_with_jitter() -> None:

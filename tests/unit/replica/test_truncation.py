@@ -40,13 +40,16 @@ def test_where_to_cut(leader: EpochEndOffset, own: EpochEndOffset, decision: Tru
 
 
 @pytest.mark.parametrize(
-    ("end", "leader_start", "leader_end", "decision"),
+    ("start", "end", "leader_start", "leader_end", "decision"),
     [
-        (10, 0, 7, Reset(7)),
-        (10, 12, 20, Reset(12, is_full=True)),
-        (10, 3, 20, Reset(10)),
-        (10, 10, 10, Reset(10)),
+        (0, 10, 0, 7, Reset(7)),
+        (0, 10, 12, 20, Reset(12, is_full=True)),
+        (0, 10, 3, 20, Reset(10)),
+        (0, 10, 10, 10, Reset(10)),
+        (7, 10, 0, 7, Reset(7)),
+        (8, 10, 2, 7, Reset(2, is_full=True)),
+        (99, 99, 0, 7, Reset(0, is_full=True)),
     ],
 )
-def test_where_to_continue(end: int, leader_start: int, leader_end: int, decision: Reset) -> None:
-    assert reset_for(end, leader_start, leader_end) == decision
+def test_where_to_continue(start: int, end: int, leader_start: int, leader_end: int, decision: Reset) -> None:
+    assert reset_for((start, end), leader_start, leader_end) == decision
