@@ -307,9 +307,9 @@ class ReplicaFetcher:
             log.error(
                 "%s: %s: appending the records of the leader failed: %s", self.name, state.tp, result.error_message
             )
-            if result.error == ErrorCode.KAFKA_STORAGE_ERROR:
+            if result.error == ErrorCode.KAFKA_STORAGE_ERROR and state.log.disk.is_failed:
                 self._fail(state, result.error)
-            else:
+            else:  # too many open files are no failure of the disk
                 self._delay(state)
             return
         state.failures = 0

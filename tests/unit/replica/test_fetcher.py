@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import ErrorCode
+from klamm.log.log_config import LogConfig
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.wire import Message
@@ -81,6 +84,30 @@ def test_few_bytes_are_appended_between_two_turns(cluster: Brokers, monkeypatch:
         loop.run_forever()
     work.result()
     assert sum(appended) > sum(sizes) > BYTES_PER_SLICE >= max(appended)
+
+
+def test_a_follower_without_file_descriptors_continues_when_there_are_some(
+    cluster: Brokers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.log(2).config = LogConfig(segment_bytes=100)  # the next batch needs a new file
+    opened, directory = os.open, cluster.log(2).log_dir
+
+    def no_descriptor(path: Any, *args: Any, **options: Any) -> int:
+        if os.fspath(path).startswith(directory):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return opened(path, *args, **options)
+
+    cluster.append(b"b")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", no_descriptor)
+        while "the broker has too many open files" not in caplog.text:
+            cluster.round(2)
+    assert TP in cluster.fetchers[2].states, "it does not wait for another leader epoch"
+    cluster.catch_up(2)
+    assert cluster.contents(2) == cluster.contents(1)
 
 
 @pytest.mark.parametrize("is_added", [True, False])
