@@ -90,7 +90,7 @@ def test_assignments_of_a_new_topic_are_those_put_one_by_one() -> None:
 
 
 def test_equal_assignments_of_a_topic_share_one_value() -> None:
-    replicas = {0: (1, 2), 1: (2, 1), 2: (1, 2), 3: (), 4: (2, 1)}
+    replicas = {0: (1, 2), 1: (2, 1), 2: (1, 2), 3: (3,), 4: (2, 1)}
     znode = TopicZnode({p: ReplicaAssignment(r) for p, r in replicas.items()})
     found = decode_topic("T", encode_topic(znode)).assignment
     assert found == znode.assignment

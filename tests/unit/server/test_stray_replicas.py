@@ -133,6 +133,15 @@ def test_a_damaged_znode_proves_nothing(fixture: Fixture, path: str, caplog: pyt
     assert fixture.one.broker.logs.get_log(other) is None, "other logs are checked"
 
 
+def test_an_assignment_without_replicas_proves_nothing(fixture: Fixture) -> None:
+    """Every broker would delete its log of the partition."""
+    fixture.zookeeper_has(OTHERS)
+    path = paths.topic_path("t")
+    fixture.znodes[path] = fixture.znodes[path].replace(b'"0":[2,3]', b'"0":[]')
+    fixture.reported()
+    assert b'{"0":[]}' in fixture.znodes[path] and fixture.is_there
+
+
 def test_it_asks_once_for_a_controller_and_a_registration_and_only_when_something_is_missing(fixture: Fixture) -> None:
     asked: list[None] = []
     fixture.before_answer = lambda: asked.append(None)

@@ -119,6 +119,9 @@ def test_topic_round_trip_keeps_unknown_keys() -> None:
         b'{"partitions":{"0":[-1]}}',
         b'{"partitions":{"99999999999":[1]}}',
         b'{"partitions":{"-1":[1]}}',
+        b'{"partitions":{"0":[1],"1":[]}}',
+        b'{"partitions":{"0":[1,1]}}',
+        b'{"partitions":{"0":[]},"adding_replicas":{"0":[1]}}',
         b'{"partitions":{"0":[1]},"future":"\\ud800"}',
     ],
 )

@@ -167,7 +167,7 @@ def decode_topic(topic: str, data: bytes | None) -> TopicZnode:
             assignment = _unmoved(ordered)
         else:
             assignment = {
-                int32(p): ReplicaAssignment(_ids(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
+                int32(p): ReplicaAssignment(_replicas(replicas), _ids(adding.get(p, ())), _ids(removing.get(p, ())))
                 for p, replicas in ordered
             }
         topic_id = value.get("topic_id")
@@ -189,9 +189,17 @@ def _unmoved(ordered: Iterable[tuple[str, Iterable[int]]]) -> dict[int, ReplicaA
         replicas = tuple(listed)
         found = known.get(replicas)
         if found is None:
-            found = known[replicas] = ReplicaAssignment(_ids(replicas))
+            found = known[replicas] = ReplicaAssignment(_replicas(replicas))
         assignment[int32(partition)] = found
     return assignment
+
+
+def _replicas(values: Iterable[int]) -> tuple[int, ...]:
+    """Brokers delete logs that are assigned to others, so a list that nobody writes must not count as an assignment."""
+    ids = _ids(values)
+    if not ids or len(set(ids)) != len(ids):
+        raise ValueError("a partition has no replicas" if not ids else "a partition has a replica twice")
+    return ids
 
 
 def _ids(values: Iterable[int]) -> tuple[int, ...]:
