@@ -149,7 +149,7 @@ def _control_checks() -> list[Check]:
 
 
 def _broker_checks(session: BlockingSession) -> list[Check]:
-    """Registrations. Those whose name is no broker id are ignored by the controller."""
+    """Registrations. The controller ignores names that are not broker ids."""
     from klamm.zk.model import paths
     from klamm.zk.model.broker_znode import decode_broker
 

@@ -309,7 +309,7 @@ class ReplicaFetcher:
             )
             if result.error == ErrorCode.KAFKA_STORAGE_ERROR and state.log.disk.is_failed:
                 self._fail(state, result.error)
-            else:  # too many open files are no failure of the disk
+            else:  # too many open files: the disk has not failed
                 self._delay(state)
             return
         state.failures = 0
