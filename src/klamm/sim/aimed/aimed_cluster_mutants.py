@@ -138,6 +138,12 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        if hosted.damages and (error := hosted.truncate_to(start)):\n",
         "        if hosted.damages and (error := ErrorCode.NONE):\n",
     ),
+    "damaged_log_start_is_believed": aimed(
+        "damaged log start",
+        _R + "truncation",
+        "    if leader_end_offset < log_start_offset:\n",
+        "    if False:\n",
+    ),
     "gap_is_counted_as_records": aimed(
         "damaged last leader", _L + "log", "        if not self.damages:\n", "        if True:\n"
     ),

@@ -1,6 +1,7 @@
-"""Aimed scenarios of damaged logs: a sealed segment is truncated or removed while its broker is stopped.
+"""Aimed scenarios of damaged logs: files of a broker are damaged while it is stopped.
 
-The log ends where it did, but it has a gap. In the end the damaged replica must have all records again.
+If a sealed segment is truncated or removed, the log ends where it did, but it has a gap. A log start offset beyond the
+end of the log names all records as deleted. In the end the damaged replica must have all records again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from klamm.log import names
+from klamm.log.checkpoints import encode_offsets
 from klamm.model import TopicPartition
 from klamm.sim.aimed.cluster_stage import ClusterAim, ClusterStage
 from klamm.sim.cluster import SimNode
@@ -80,6 +82,26 @@ async def _damage_follower(stage: ClusterStage) -> None:
         follower = stage.followers(await stage.leader(tp))[0]
         await follower.stop()
         harm(stage, follower, tp)
+        await _start(stage, follower)
+        await stage.in_sync(follower, _BACK_S)
+        _check_records(stage, tp)
+        await stage.lead(tp, follower)
+        _check_records(stage, tp)
+
+
+async def _damage_log_start(stage: ClusterStage) -> None:
+    """The log start offset of a stopped, then of a killed follower is far too high: no record may be missing."""
+    tp = stage.tps[0]
+    await stage.write(tp, _RECORDS)
+    for is_stopped in (True, False):
+        follower = stage.followers(await stage.leader(tp))[0]
+        if is_stopped:
+            await follower.stop()
+        else:
+            follower.kill()
+        path = f"/data/{names.LOG_START_OFFSET_CHECKPOINT}"
+        stage.cluster.note(f"aimed: {path} of broker {follower.id} is damaged")
+        follower.files.write_atomic(path, encode_offsets({tp: 1_000_000}))
         await _start(stage, follower)
         await stage.in_sync(follower, _BACK_S)
         _check_records(stage, tp)
@@ -162,6 +184,7 @@ def _check_records(stage: ClusterStage, tp: TopicPartition) -> None:
 
 AIMS_OF_DAMAGE: Final[dict[str, ClusterAim]] = {
     "damaged follower": ClusterAim(_damage_follower, _SMALL_SEGMENTS),
+    "damaged log start": ClusterAim(_damage_log_start, _SMALL_SEGMENTS),
     "damaged last leader": ClusterAim(_damage_last_leader, _SMALL_SEGMENTS),
     "damaged lonely leader": ClusterAim(_damage_lonely_leader, _SMALL_SEGMENTS),
 }
