@@ -62,6 +62,8 @@ def simulate(
     _refuse_contradictions(seed, level, mutant, seeds=seeds, first=first, jobs=jobs, transcript=transcript)
     variant = _variant(level, {"transactions": transactions, "guarded": guarded, "proven": proven})
     if aim is not None:
+        if mutant is not None:
+            fail("--aim cannot be used with --mutant: a mutant runs the scenario that finds it.")
         _check_aim(aim, level, variant)
     if view:
         if transcript:

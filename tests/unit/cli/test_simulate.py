@@ -23,6 +23,7 @@ from klamm.sim import cluster_runner
         ("--level 2 -j 2", "--jobs is for --level 1 only: a run of level 2 is one process."),
         ("--mutant no_controller_fence -j 2", "--jobs cannot be used with --mutant: a mutant lives in one process."),
         ("--mutant foo", "There is no mutant 'foo' of level 1. There are: "),
+        ("--level 2 --aim foo --mutant bar", "--aim cannot be used with --mutant: a mutant runs the scenario "),
         ("--aim foo", "--aim requires --level 2, alone or with --transactions."),
         ("--aim foo --level 2 --guarded", "--aim requires --level 2, alone or with --transactions."),
         ("--aim foo --level 2", "There is no aimed scenario 'foo'. There are: false broker epoch, "),
