@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,8 @@ from klamm.errors import KlammError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-END_S: Final = 120.0
+END_S: Final = 600.0
+"""Maximum time in which the JVM writes the archive: seconds, or minutes on a busy machine."""
 TOPIC: Final = "warmup"
 RECORDS: Final = 10
 
@@ -63,8 +63,13 @@ def _run(directory: Path) -> None:
     waiting("The JVM writes the archive ...")
     gateway.shutdown()
     gateway.proc.stdin.close()
-    with suppress(TimeoutExpired):
+    try:
         gateway.proc.wait(END_S)
+    except TimeoutExpired:
+        raise KlammError(
+            f"The JVM did not end within {END_S:g} s, so its classes are not archived. Try again when the machine is "
+            "less busy, or pass --no-classes."
+        ) from None
 
 
 def _produce(servers: str) -> None:
