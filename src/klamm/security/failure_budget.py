@@ -15,7 +15,8 @@ class FailureBudget:
 
     An attempt from an address without tokens waits before its password is checked, so guessing in parallel does not
     pay. It also waits before its TLS handshake. Clients with the right password behind the same address wait too, but
-    are not locked out.
+    are not locked out: failures beyond `MAX_WAIT_S` of waiting are not counted, because thousands of connections can
+    fail in the same moment.
     """
 
     def __init__(self, burst: int = BURST, per_second: float = PER_SECOND) -> None:
@@ -29,12 +30,13 @@ class FailureBudget:
         if address not in self._full_at:
             return 0.0
         lacking = self._missing(address, now) - (self._burst - 1)
-        return min(lacking / self._per_second, MAX_WAIT_S) if lacking > 0 else 0.0
+        return lacking / self._per_second if lacking > 0 else 0.0
 
     def note_failure(self, address: str, now: float) -> None:
         if address not in self._full_at and len(self._full_at) >= MAX_ADDRESSES:
             self._forget(now)
-        self._full_at[address] = max(now, self._full_at.get(address, 0.0)) + 1 / self._per_second
+        full_at = max(now, self._full_at.get(address, 0.0)) + 1 / self._per_second
+        self._full_at[address] = min(full_at, now + (self._burst - 1) / self._per_second + MAX_WAIT_S)
 
     def _missing(self, address: str, now: float) -> float:
         return max(0.0, self._full_at.get(address, 0.0) - now) * self._per_second

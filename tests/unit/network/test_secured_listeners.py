@@ -20,7 +20,7 @@ from klamm.network import ConnectionLimits, RequestContext
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from klamm.security.client_security import ClientSecurity
-from klamm.security.failure_budget import FailureBudget
+from klamm.security.failure_budget import MAX_WAIT_S, FailureBudget
 from klamm.security.sasl.client_mechanisms import SaslCredentials
 from klamm.security.sasl.mechanisms import KLAMM_PEER, PLAIN, SCRAM_SHA_256
 from klamm.security.secret import Secret
@@ -497,6 +497,15 @@ def test_the_budget_is_bounded() -> None:
     for number in range(20_000):
         budget.note_failure(f"address {number}", 200.0 + number)
     assert budget.wait_s("a", 30_000.0) == 0
+
+
+def test_failures_in_the_same_moment_do_not_lock_their_address_out() -> None:
+    """Such as thousands of silent connections whose time to log in ends together, or an hour of them."""
+    budget = FailureBudget()
+    for _ in range(100_000):
+        budget.note_failure("a", 50.0)
+    assert 0 < budget.wait_s("a", 50.0) <= MAX_WAIT_S + 0.001
+    assert budget.wait_s("a", 50.001 + MAX_WAIT_S) == 0
 
 
 def test_an_old_protocol_is_refused() -> None:
