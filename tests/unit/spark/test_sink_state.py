@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from klamm.client.transaction_client import Ended, Transaction, TransactionState
 from klamm.errors import KlammError
+from klamm.spark.sink.exactly_once import SinkDriver
 from klamm.spark.sink.sink_state import (
     NO_BATCH,
     LateBatchError,
@@ -26,6 +29,7 @@ from klamm.spark.sink.sink_state import (
     task_id,
     to_sweep,
 )
+from klamm.spark.sink.state_topic import Rule
 from klamm.spark.source.batch_offsets import BatchOffsets
 from klamm.spark.source.checkpoint_locations import CheckpointError
 
@@ -77,6 +81,32 @@ def test_a_checkpoint_that_lacks_a_batch_of_the_topic_is_refused_before_the_star
     check_planned(COMPLETE, "query", 6)
     check_planned(COMPLETE, "another", 5)
     check_planned(None, "query", NO_BATCH)
+
+
+@pytest.mark.parametrize(("ended", "batch"), [(Ended.DONE, 7), (Ended.FENCED, 6)])
+def test_a_decided_batch_is_completed_or_cancelled_before_a_checkpoint_is_compared(
+    monkeypatch: pytest.MonkeyPatch, ended: Ended, batch: int
+) -> None:
+    """A batch whose transactions have timed out is not in the topic: a checkpoint that lacks it is not too old."""
+    states = {"sink": decided(COMPLETE, BATCH)}
+
+    class States:
+        def change(self, sink: str, rule: Rule) -> SinkState | None:
+            if (new := rule(states.get(sink))) is not None:
+                states[sink] = new
+            return new
+
+    class Transactions:
+        def end_all(self, transactions: Sequence[Transaction], *, commit: bool) -> dict[Transaction, Ended]:
+            assert commit
+            return dict.fromkeys(transactions, ended)
+
+    driver = SinkDriver("", 1)
+    monkeypatch.setattr(driver, "_connected", lambda: contextlib.nullcontext((Transactions(), States())))
+    found = driver.state("sink")
+    assert found is not None and (found.batch, found.is_complete, found.generation) == (batch, True, 3)
+    assert states == {"sink": found} and driver.state("another") is None
+    check_planned(found, "query", batch)
 
 
 def test_a_new_checkpoint_counts_its_batches_from_zero() -> None:

@@ -75,9 +75,12 @@ class SinkDriver:
             return Claim(sink, state.generation, state.query, state.batch)
 
     def state(self, sink: str) -> SinkState | None:
-        """Return the state of a sink; None if it was never claimed. Changes of a driver that died are over then."""
-        with self._connected() as (_, states):
-            return _settled(states, sink)
+        """Return the state of a sink; None if it was never claimed. Changes of a driver that died are over then.
+
+        A decided batch is completed first, or cancelled if its transactions have timed out: the topic has not got it.
+        """
+        with self._connected() as (transactions, states):
+            return states.change(sink, lambda state: _rolled_forward(transactions, sink, state))
 
     def commit(self, batch: PreparedBatch, *, may_have_leftovers: bool) -> bool:
         """Commit a batch for all tasks or none. Returns False if an earlier run has committed it.
