@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from klamm.metadata import MetadataCache, MetadataSnapshot, MetadataUpdate
 from klamm.model import BrokerEndPoints, EndPoint
 from klamm.server.background_tasks import Spawn
+from klamm.zk.model.ops import ZkError
 
 INTERVAL_S: Final = 60.0
 REGISTRATIONS_INTERVAL_S: Final = 1.0
@@ -67,7 +68,10 @@ class BrokerAddresses:
         """Read them again until the controller has sent the brokers: it may be a broker that registered later."""
         while not self._metadata.snapshot.brokers:
             await asyncio.sleep(REGISTRATIONS_INTERVAL_S)
-            await self.read_registrations(read)
+            try:
+                await self.read_registrations(read)
+            except ZkError as error:  # the session has expired, for example; the broker begins another one
+                _log.warning("the registered brokers cannot be read from ZooKeeper: %s", error)
 
     async def resolve_periodically(self) -> None:
         """Resolve all names again and again, because an address may change behind its name."""
