@@ -217,6 +217,9 @@ class TransactionCoordinator:
             partition, txn = found
             if may_wait and self._completions.waits.add(txn, lambda: decide(may_wait=False)):
                 return
+            if may_wait and txn.waiting:  # too many wait already, and this one must not be decided before them
+                result.complete(ErrorCode.CONCURRENT_TRANSACTIONS)
+                return
             now_ms = self._manager.timestamp_ms()
             decision = rules.add_partitions(txn, producer, partitions, version=version, now_ms=now_ms)
             if isinstance(decision, ErrorCode):

@@ -92,6 +92,16 @@ def test_few_requests_of_a_transactional_id_wait() -> None:
     assert all(each.done for each in waiting)
 
 
+def test_a_request_that_may_not_wait_does_not_overtake_those_that_do() -> None:
+    broker, producer = completing()
+    waiting = [add(broker, producer, T0) for _ in range(MOST_WAITS)]
+    broker.deliver()
+    assert broker.state() is TransactionState.COMPLETE_COMMIT and not waiting[0].done
+    assert add(broker, producer, T1).value is CONCURRENT
+    broker.scheduler.run_jobs()
+    assert waiting[0].value is NONE and list(broker.txn.value.partitions) == [T0]
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_end_does_not_overtake_a_request_that_waits(commit: bool) -> None:
     """Otherwise a successful abort of nothing would be followed by a transaction that nobody ends."""
