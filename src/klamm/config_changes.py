@@ -71,7 +71,9 @@ async def change_config(
     path = paths.config_entity_path(entity_type, name)
     while True:
         found = (await zk.read_many([path]))[0]
-        before = ({} if found is None else _decode(path, found[0])) or {}
+        before = {} if found is None else _decode(path, found[0])
+        if before is None:  # the settings that are lost may have kept the records of the topic
+            before = dict(KEEP_RECORDS) if entity_type == TOPICS else {}
         after = change(dict(before))
         if found is not None and after == before:
             return after

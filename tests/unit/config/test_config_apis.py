@@ -13,6 +13,7 @@ import pytest
 from klamm.apis import alter_configs, config_resources, describe_configs, incremental_alter_configs, zookeeper_waits
 from klamm.config import BROKER_KEYS, TOPIC_KEYS, ConfigRepository, KafkaConfig
 from klamm.config.entries import ConfigSource
+from klamm.config.topic_config import KEEP_RECORDS
 from klamm.config_changes import ConfigChangeListener, change_config, read_configs
 from klamm.errors import ErrorCode
 from klamm.protocol.messages import alter_configs as full
@@ -387,6 +388,17 @@ class TestListener:
         listener, configs = self.follow(one)
         effective = configs.topic_config("orders")
         assert (effective["retention.ms"], effective["retention.bytes"]) == ("-1", "-1"), "after a restart"
+        one.loop.run_until_complete(listener.stop())
+
+    def test_a_change_of_a_damaged_configuration_deletes_no_records(self, one: OneBroker) -> None:
+        """Reassignments set throttles of a topic. Its other settings are unknown, and perhaps kept its records."""
+        path = paths.config_entity_path("topics", "orders")
+        one.loop.run_until_complete(one.broker.zk.create(Create(path, b"garbage")))
+        change(one, TOPIC, "orders", ("leader.replication.throttled.replicas", SET, "0:1"))
+        listener, configs = self.follow(one)
+        assert configs.topic_overrides("orders") == {**KEEP_RECORDS, "leader.replication.throttled.replicas": "0:1"}
+        change(one, TOPIC, "orders", ("retention.ms", SET, "9"))
+        self.until(one, lambda: configs.topic_overrides("orders").get("retention.ms") == "9")
         one.loop.run_until_complete(listener.stop())
 
     def test_damaged_settings_of_a_broker_change_nothing(self, one: OneBroker) -> None:
