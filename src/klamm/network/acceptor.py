@@ -218,8 +218,8 @@ class Acceptor:
     async def shutdown(self) -> None:
         self.close()
         self._is_started = False
-        for task in self._opening:
-            task.cancel()
+        while self._opening:  # for a few turns; after a cancellation, uvloop would not report the end of a connection
+            await asyncio.wait(self._opening)
         self._waiting_brokers.clear()
         self._waiting_clients.clear()
         for connection in list(self.open):

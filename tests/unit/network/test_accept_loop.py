@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from klamm.network import accept_loop as accept_loop_module
 from klamm.network.accept_loop import ACCEPTED_AT_ONCE, OPENED_AT_ONCE, AcceptLoop
-from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, until
+from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, settled, until
 
 Run = Callable[[Any], None]
 
@@ -42,6 +48,69 @@ def test_a_request_that_was_sent_before_its_peer_left_is_handled(run: Run) -> No
             await until(lambda: len(api.asked) == 1)
 
     run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("turns", range(4))
+def test_a_connection_that_is_being_opened_ends_with_its_server(run: Run, turns: int) -> None:
+    """Neither its place in the quotas nor its socket is left behind."""
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api()) as server:
+            acceptor = server.network.acceptors[0]
+            with socket.create_server(("127.0.0.1", 0)) as listening:
+                client = socket.create_connection(listening.getsockname())
+                acceptor._open(accepted_by(listening))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.network.shutdown(timeout_ms=0)
+            await settled()
+            assert not acceptor.open and server.network.quotas.total == 0
+            with client:
+                client.settimeout(10)
+                with contextlib.suppress(ConnectionResetError):
+                    assert client.recv(1) == b""
+
+    run(scenario())
+
+
+def accepted_by(listening: socket.socket) -> socket.socket:
+    accepted, _ = listening.accept()
+    accepted.setblocking(False)
+    return accepted
+
+
+@both_loops
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_listener_rests_while_there_are_no_descriptors(
+    run: Run, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(accept_loop_module, "PAUSE_S", 0.05)
+    attempts = 0
+
+    class Exhausted(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            nonlocal attempts
+            attempts += 1
+            if attempts < 3:
+                raise OSError(number, os.strerror(number))
+            return super().accept()
+
+    async def scenario() -> None:
+        opened: list[socket.socket] = []
+        accept_loop = AcceptLoop(asyncio.get_running_loop(), opened.append)
+        listening = Exhausted()
+        listening.setblocking(False)
+        listening.bind(("127.0.0.1", 0))
+        accept_loop.listen(listening, 5)
+        with socket.create_connection(listening.getsockname()):
+            await until(lambda: len(opened) == 1)
+        accept_loop.close()
+        opened[0].close()
+
+    run(scenario())
+    pauses = [record for record in caplog.records if "stops accepting connections" in record.message]
+    assert len(pauses) == 2, "one line per pause"
 
 
 @both_loops
