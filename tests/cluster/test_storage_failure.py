@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from klamm.cli.app import app
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -52,6 +55,12 @@ def log_dirs(client: RawClient) -> dict[str, ErrorCode]:
     return {result.log_dir: ErrorCode(result.error_code) for result in answer.results}
 
 
+def problems(cluster: LocalCluster) -> list[str]:
+    done = CliRunner().invoke(app, ["cluster", "status", "--json", "-b", cluster.bootstrap_servers])
+    found: list[str] = json.loads(done.stdout)["problems"]
+    return found
+
+
 def limit_files(pid: int, size: int) -> None:
     """From now on a write beyond `size` fails in this process with EFBIG, as one does with ENOSPC on a full disk."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -62,6 +71,7 @@ def test_full_disk(cluster: LocalCluster) -> None:
     cluster.create_topic("full")
     cluster.create_topic("other")
     client.produce("other", batch_of([b"kept"]))
+    assert problems(cluster) == []
     limit_files(cluster.pid(1), 1 << 19)
     acknowledged = fill(client, "full", ErrorCode.KAFKA_STORAGE_ERROR)
     assert acknowledged == list(range(0, len(acknowledged) * len(BATCH), len(BATCH))) and acknowledged
@@ -71,6 +81,7 @@ def test_full_disk(cluster: LocalCluster) -> None:
     assert client.produce("other", batch_of([b"x"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert client.fetch("full", 0).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert list(log_dirs(client).values()) == [ErrorCode.KAFKA_STORAGE_ERROR]
+    assert [each.startswith("Broker 1 took log directory ") for each in problems(cluster)] == [True]
     # The controller has learnt that the replicas are offline.
     eventually(
         lambda: [list(p.offline_replicas) for t in client.metadata("full").topics for p in t.partitions] == [[1]],

@@ -30,6 +30,7 @@ from klamm.cli.cluster_partitions import (
 from klamm.cli.cluster_problems import ZooKeeper, find_problems, zookeeper_of
 from klamm.cli.cluster_state import BrokerStatus, ClusterStatus, document
 from klamm.cli.command_config import current as command_config
+from klamm.cli.failed_directories import failed_directories
 from klamm.cli.output import fail, note, say, table
 from klamm.cli.replica_problems import PROBLEM_METRIC, problem_row, replica_problems
 from klamm.cli.right_advice import remedy
@@ -106,9 +107,10 @@ def status(
     \b
     RIGHTS          a right that the user lacks, and what is not shown
                     because of it
-    PROBLEM         a znode that cannot be decoded, an internal topic that
-                    cannot be created, acknowledged records that all
-                    replicas lost; with the remedy
+    PROBLEM         a log directory that a broker took offline, a znode
+                    that cannot be decoded, an internal topic that cannot
+                    be created, acknowledged records that all replicas
+                    lost; with the remedy
     MISSING         brokers that have replicas and are not alive
     ANSWERS         whether the broker answered within --timeout
     CONTROLLER      the controller in this broker's metadata
@@ -167,6 +169,7 @@ def look(
         listed = {
             n.node_id: pool.submit(advertised_listeners, n, timeout_s) for n in first.brokers if n.node_id in views
         }
+        failed = [pool.submit(failed_directories, n, timeout_s) for n in first.brokers if n.node_id in views]
         # In parallel: while ZooKeeper is away, each of these waits until its time is up.
         asking = _controller_first(first, views, first.controller_id)
         answers = pool.submit(zookeeper_answers, _address(asking[0]), timeout_s) if asking else None
@@ -190,6 +193,7 @@ def look(
         # If it does not answer the brokers, one quick attempt shows the reason.
         limit_s = min(timeout_s, QUICK_ANSWER.request_s) if result.zookeeper_answers is False else timeout_s
         result.problems, result.unchecked = find_problems(whom, answering[0].node_id, truth, unwell, limit_s, zookeeper)
+        result.problems = [*(sentence for future in failed for sentence in future.result()), *result.problems]
         if zookeeper is None and lacks(result.missing_rights, "DESCRIBE_CONFIGS", "CLUSTER"):
             result.unchecked = None  # RIGHTS has the reason
     return result

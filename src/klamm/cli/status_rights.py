@@ -13,7 +13,9 @@ _KEPT_S: Final = 60.0
 _EFFECTS: Final = {
     ("DESCRIBE", "TOPIC"): "topics without this right are neither shown nor counted",
     ("DESCRIBE_CONFIGS", "TOPIC"): "min.insync.replicas is not known, so partitions under min ISR are not found",
-    ("DESCRIBE", "CLUSTER"): "moves of replicas are not known; replicas that they add count as out of sync",
+    ("DESCRIBE", "CLUSTER"): (
+        "moves of replicas and offline log directories are not known; replicas that moves add count as out of sync"
+    ),
     ("DESCRIBE_CONFIGS", "CLUSTER"): "the addresses of metrics and of ZooKeeper are not known, so neither was asked",
 }
 
