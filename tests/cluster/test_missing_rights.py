@@ -159,6 +159,33 @@ def test_whether_a_transaction_hangs_is_not_decided_without_its_coordinator(clus
         producer.abort_transaction()
 
 
+def test_a_search_for_hanging_transactions_says_which_topics_it_left_out(cluster: LocalCluster) -> None:
+    name = user(cluster, "searcher")
+    allow(cluster, name, "Describe", "--transactional-id", "*")
+    seen = run(cluster, name, "txn", "find-hanging")
+    assert seen.returncode == 0 and "Topics that the user may not describe are not shown" in seen.stderr
+    allow(cluster, name, "Describe", "--topic", "orders")
+    refused = run(cluster, name, "txn", "find-hanging", "--topic", "orders")
+    assert refused.returncode == 1 and "The user lacks Read on topic orders." in refused.stderr
+    grant(cluster, *grants_of(refused.stderr))
+    seen = run(cluster, name, "txn", "find-hanging", "--topic", "orders")
+    assert (seen.returncode, seen.stderr) == (0, "No transaction hangs.\n")
+
+
+def test_commands_for_one_transactional_id_name_the_right(cluster: LocalCluster) -> None:
+    name = user(cluster, "settler")
+    for operation in ("Describe", "Write"):
+        refused = run(cluster, name, "txn", "abort", "payments")
+        assert refused.returncode == 1
+        (command,) = grants_of(refused.stderr)
+        assert command.endswith(f"--operation {operation} --transactional-id payments")
+        described = run(cluster, name, "txn", "describe", "payments")
+        assert described.returncode == (1 if operation == "Describe" else 0)
+        assert grants_of(described.stderr) == ([command] if operation == "Describe" else [])
+        grant(cluster, command)
+    assert run(cluster, name, "txn", "abort", "payments").returncode == 0
+
+
 def test_produce_names_the_right_to_the_topic(cluster: LocalCluster) -> None:
     """An idempotent producer is refused by the cluster, although it is the topic that it needs access to."""
     name = user(cluster, "shop")

@@ -25,6 +25,10 @@ def on_group(operation: str) -> Callable[[str], MissingRight]:
     return lambda name: _right(operation, "GROUP", name)
 
 
+def on_transactional_id(operation: str) -> Callable[[str], MissingRight]:
+    return lambda name: _right(operation, "TRANSACTIONAL_ID", name)
+
+
 def on_cluster(operation: str) -> MissingRight:
     return _right(operation, "CLUSTER", "kafka-cluster")
 
