@@ -203,6 +203,16 @@ def test_produce_names_the_right_to_the_topic(cluster: LocalCluster) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_refusal_mentions_entries_that_deny(cluster: LocalCluster) -> None:
+    """The brokers answer a denied operation like one without an entry, and one more entry would not help."""
+    name = user(cluster, "banned")
+    allow(cluster, name, "Write", "--topic", "orders")
+    deny = ("acl", "add", "--deny-principal", f"User:{name}", "--operation", "Write", "--topic", "orders")
+    assert run(cluster, None, *deny).returncode == 0
+    refused = run(cluster, name, "produce", "orders", given="a\n")
+    assert refused.returncode == 1 and "Deny entries in `klamm acl list` take precedence." in refused.stderr
+
+
 def test_the_right_to_a_topic_is_enough_for_an_idempotent_producer(cluster: LocalCluster) -> None:
     """Write on any topic replaces IdempotentWrite on the cluster, also if that is denied (KIP-679)."""
     name = user(cluster, "strict")

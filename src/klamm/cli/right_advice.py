@@ -51,11 +51,15 @@ def principal() -> str:
 
 
 def remedy(missing: Sequence[MissingRight]) -> str:
-    """Return a sentence with the commands by which an administrator grants the rights."""
+    """Return the commands by which an administrator grants the rights, and a hint at entries that deny them.
+
+    A user cannot tell a denied operation from one without an entry.
+    """
     from klamm.client.missing_rights import grants
 
     commands = " and ".join(f"`{each}`" for each in grants(missing, principal()))
-    return f"An administrator grants {'it' if len(missing) == 1 else 'them'} with {commands}."
+    pronoun = "it" if len(missing) == 1 else "them"
+    return f"An administrator grants {pronoun} with {commands}; Deny entries in `klamm acl list` take precedence."
 
 
 def with_remedy(problem: str, needed: MissingRight) -> str:
