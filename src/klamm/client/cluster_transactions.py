@@ -49,8 +49,6 @@ _TRANSACTION: Final = 1
 """The key type of a transactional id in FindCoordinator."""
 _MARKERS: Final = 1
 """WriteTxnMarkers v1: an operator does not know the transaction's version, which v2 carries."""
-STATES: Final = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
-"""States that a coordinator may report for a transactional id."""
 OPEN_STATES: Final = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 """States in which a transaction has not ended. In the others the start time is that of the last one."""
 _PARTITIONS_PER_REQUEST: Final = 500
@@ -155,8 +153,7 @@ class Transactions:
                 self._report(error)
                 continue
             if answer.unknown_state_filters:
-                unknown = answer.unknown_state_filters[0]
-                _fail(f"{unknown!r} is not a state of a transaction. There are: {', '.join(STATES)}.")
+                _fail(f"{answer.unknown_state_filters[0]!r} is not a state of a transaction.")
             found += [
                 Listing(each.transactional_id, broker_id, each.producer_id, each.transaction_state)
                 for each in answer.transaction_states
