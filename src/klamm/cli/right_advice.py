@@ -53,7 +53,7 @@ def principal() -> str:
 def remedy(missing: Sequence[MissingRight]) -> str:
     """Return the commands by which an administrator grants the rights, and a hint at entries that deny them.
 
-    A user cannot tell a denied operation from one without an entry.
+    A denied operation looks to its user like one without an entry.
     """
     from klamm.client.missing_rights import grants
 
