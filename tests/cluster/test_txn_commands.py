@@ -75,6 +75,13 @@ def test_a_hanging_transaction_is_found_and_ended(cluster: LocalCluster) -> None
     assert "has no open transaction" in klamm(cluster, *arguments, fails=True)
 
 
+def test_an_unknown_state_is_answered_with_the_known_ones(cluster: LocalCluster) -> None:
+    sentence = klamm(cluster, "list", "--state", "ongoing", fails=True)
+    assert sentence.startswith("'ongoing' is not a state of a transaction. There are: Empty, Ongoing, ")
+    for state in sentence.split(": ")[1].removesuffix(".").split(", "):
+        klamm(cluster, "list", "--state", state)
+
+
 def test_an_unknown_id(cluster: LocalCluster) -> None:
     assert "No coordinator knows the transactional id nobody" in klamm(cluster, "describe", "nobody", fails=True)
 

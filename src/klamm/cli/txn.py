@@ -19,8 +19,9 @@ from klamm.cli.right_advice import on_cluster, on_topic, on_transactional_id, wi
 from klamm.cli.rights import Listing, note_limits
 
 if TYPE_CHECKING:
-    from klamm.client.cluster_transactions import Description, OpenTransaction, Transactions
+    from klamm.client.cluster_transactions import Transactions
     from klamm.client.missing_rights import MissingRight
+    from klamm.client.transaction_views import Description, OpenTransaction
 
 app = typer.Typer(help="Inspect transactions, and abort those that hang.", no_args_is_help=True)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
@@ -21,6 +20,7 @@ from klamm.client.cluster_metadata import metadata_request
 from klamm.client.connection_pool import ClientConfig
 from klamm.client.missing_rights import MissingRight, hidden_transactions, transactions_probe
 from klamm.client.patience import TRANSACTION_QUESTION, Deadline, Patience
+from klamm.client.transaction_views import OPEN_STATES, STATES, Description, Listing, OpenTransaction, hanging
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
 from klamm.model import TRANSACTION_STATE_TOPIC, TopicPartition
@@ -49,8 +49,6 @@ _TRANSACTION: Final = 1
 """The key type of a transactional id in FindCoordinator."""
 _MARKERS: Final = 1
 """WriteTxnMarkers v1: an operator does not know the transaction's version, which v2 carries."""
-OPEN_STATES: Final = frozenset({"Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-"""States in which a transaction has not ended. In the others the start time is that of the last one."""
 _PARTITIONS_PER_REQUEST: Final = 500
 _METADATA: Final = 9
 OnStep = Callable[[int, int], None]
@@ -58,59 +56,6 @@ OnStep = Callable[[int, int], None]
 
 def _ignore(done: int, total: int) -> None:
     """Report no progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    transactional_id: str
-    coordinator: int
-    producer_id: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    transactional_id: str
-    coordinator: int
-    producer_id: int
-    producer_epoch: int
-    state: str
-    timeout_ms: int
-    start_time_ms: int | None
-    """None: no transaction is open."""
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that is open in the log of a partition, whether or not a coordinator knows of it."""
-
-    partition: TopicPartition
-    producer_id: int
-    producer_epoch: int
-    coordinator_epoch: int
-    start_offset: int
-    last_timestamp_ms: int
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """The producer and the first offset: another transaction in the partition differs in one of them."""
-        return self.producer_id, self.start_offset
-
-
-def hanging(
-    candidates: Iterable[OpenTransaction], ids: Mapping[int, str], known: Mapping[str, Description]
-) -> list[OpenTransaction]:
-    """Return the candidates that no coordinator will end: it does not know the producer, or not the partition.
-
-    `ids` has the transactional ids by producer id, `known` the transactions that the coordinators have.
-    """
-    found = []
-    for candidate in candidates:
-        description = known.get(ids.get(candidate.producer_id, ""))
-        if description is None or candidate.partition not in description.partitions:
-            found.append(candidate)
-    return found
 
 
 class Transactions:
@@ -153,7 +98,8 @@ class Transactions:
                 self._report(error)
                 continue
             if answer.unknown_state_filters:
-                _fail(f"{answer.unknown_state_filters[0]!r} is not a state of a transaction.")
+                unknown = answer.unknown_state_filters[0]
+                _fail(f"{unknown!r} is not a state of a transaction. There are: {', '.join(STATES)}.")
             found += [
                 Listing(each.transactional_id, broker_id, each.producer_id, each.transaction_state)
                 for each in answer.transaction_states

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from klamm.client.client_errors import ClientError
 from klamm.client.cluster_client import ClusterClient
-from klamm.client.cluster_transactions import OPEN_STATES, OpenTransaction, Transactions
+from klamm.client.cluster_transactions import Transactions
 from klamm.client.connection_pool import ClientConfig
 from klamm.client.group_reader import GroupReader, owners
 from klamm.client.missing_rights import missing_for_groups, missing_for_topics, sentences
@@ -24,6 +24,7 @@ from klamm.client.topic_details import (
     topic_view,
     topic_views,
 )
+from klamm.client.transaction_views import OPEN_STATES, OpenTransaction
 from klamm.model import TopicPartition
 
 MAX_ROWS: Final = 500

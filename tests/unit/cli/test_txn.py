@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from klamm.cli.app import app
-from klamm.client.cluster_transactions import Description, OpenTransaction, hanging
+from klamm.client.transaction_views import Description, OpenTransaction, hanging
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
