@@ -71,9 +71,10 @@ class LogPasses:
             self.segments_deleted_listener(log.topic_partition)
         return deleted
 
-    def flush(self, now_ms: int) -> None:
-        """Flush the logs that are due by `flush.ms`."""
-        self._flushes.flush_due(now_ms)
+    def flush(self, now_ms: int) -> Iterator[bool] | None:
+        """Flush the logs that are due by `flush.ms`. Return the slices that are left after the first."""
+        slices = self._flushes.flush_due(now_ms)
+        return slices if next(slices, False) else None
 
     def compaction(self, now_ms: int) -> Iterator[bool]:
         """Start to clean the dirtiest compacted log, one at a time; yield True in the last step if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -16,6 +17,7 @@ from klamm.log import LogConfig, LogManager, append_as_follower
 from klamm.log.background import BackgroundWorker
 from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets
 from klamm.log.files import OsFiles
+from klamm.log.flush_queue import LOGS_PER_STEP
 from klamm.log.jobs import Job
 from klamm.log.log import Log
 from klamm.log.log_manager import LogEvents, LogLimits
@@ -374,6 +376,20 @@ def test_a_flush_pass_looks_at_the_logs_that_are_due(monkeypatch: pytest.MonkeyP
     manager.passes.flush(NOW + 60)
     assert [tp.partition for tp in looked_at[2:]] == [7] and logs[7].recovery_point == 1
     manager.passes.flush(NOW + 10**9)
+    manager.shutdown()
+
+
+def test_many_flushes_that_are_due_at_once_do_not_hold_the_loop() -> None:
+    manager = Bench(LogConfig(flush_ms=1000)).manager()
+    logs = [manager.get_or_create_log(TopicPartition("t", i)) for i in range(5 * LOGS_PER_STEP)]
+    for log in logs:
+        append(log, batch(b"a"))
+    rest = manager.passes.flush(NOW + 1000)
+    assert rest is not None
+    counts = [0, sum(log.recovery_point for log in logs)]
+    for _ in rest:
+        counts.append(sum(log.recovery_point for log in logs))
+    assert counts[-1] == len(logs) and max(after - before for before, after in pairwise(counts)) == LOGS_PER_STEP
     manager.shutdown()
 
 
