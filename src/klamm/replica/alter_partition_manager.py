@@ -1,7 +1,7 @@
 """ISR changes through the controller (KIP-497): leaders' proposals, sent in AlterPartition requests.
 
-One request is in flight at a time and carries every change proposed meanwhile. An undecided change (no controller, a
-lost answer) is sent again until the controller answers or the partition gets a new leader epoch.
+One request is in flight at a time and carries the changes proposed meanwhile, up to a limit. An undecided change (no
+controller, a lost answer) is sent again until the controller answers or the partition gets a new leader epoch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -32,6 +33,10 @@ log = logging.getLogger("klamm.state_change")
 
 _HIGHEST_WITHOUT_IDS: Final = 1
 _HIGHEST: Final = 3
+CHANGES_PER_REQUEST: Final = 200
+"""A follower that stops fetching may leave the ISRs of all partitions. The controller decides as many at once."""
+SETTLED_PER_STEP: Final = 20
+"""Decisions that are applied before the loop serves others: about half a millisecond, with their log lines."""
 
 REJECTED: Final = frozenset({ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.INELIGIBLE_REPLICA})
 WAIT_FOR_CONTROLLER: Final = frozenset(
@@ -110,10 +115,14 @@ class AlterPartitionManager:
     async def _run(self) -> None:
         """Send until nothing is left."""
         try:
-            while changes := self._take():
+            while self._unsent:
+                changes = self._take()
+                if not changes:
+                    await asyncio.sleep(0)
+                    continue
                 try:
                     response = await self._send(changes)
-                    is_unsettled = response is None or self._on_response(changes, response)
+                    is_unsettled = response is None or await self._on_response(changes, response)
                 except Exception:  # A bug. A proposal that nobody decides would freeze the ISR of its partition.
                     log.exception("handling AlterPartition failed, trying again")
                     self._again(changes)
@@ -124,9 +133,11 @@ class AlterPartitionManager:
             self._task = None
 
     def _take(self) -> dict[TopicPartition, IsrChange]:
-        changes = {tp: change for tp, change in self._unsent.items() if change.is_current}
-        self._unsent = {}
-        return changes
+        """Take the oldest changes that are not sent; drop those that are no longer current."""
+        oldest = list(islice(self._unsent.items(), CHANGES_PER_REQUEST))
+        for tp, _ in oldest:
+            del self._unsent[tp]
+        return {tp: change for tp, change in oldest if change.is_current}
 
     async def _send(self, changes: dict[TopicPartition, IsrChange]) -> AlterPartitionResponse | None:
         by_id = self._has_topic_ids and all(change.topic_id != ZERO_UUID for change in changes.values())
@@ -146,10 +157,11 @@ class AlterPartitionManager:
 
     def _again(self, changes: dict[TopicPartition, IsrChange]) -> None:
         """Keep newer proposals that were made meanwhile."""
-        self._unsent = changes | self._unsent
+        for tp, change in changes.items():
+            self._unsent.setdefault(tp, change)
 
-    def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
-        """Apply the response. Return whether something must be sent again later."""
+    async def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
+        """Apply the response, in steps. Return whether something must be sent again later."""
         if response.error_code != ErrorCode.NONE:
             self._complain(ErrorCode.of(response.error_code).name)
             self._again(changes)
@@ -160,7 +172,12 @@ class AlterPartitionManager:
         for topic in response.topics:
             name = topic.topic_name or names.get(topic.topic_id, "")
             answered.update({TopicPartition(name, data.partition_index): data for data in topic.partitions})
-        again = {tp: change for tp, change in changes.items() if not self._settle(change, answered.get(tp))}
+        again: dict[TopicPartition, IsrChange] = {}
+        for number, (tp, change) in enumerate(changes.items(), 1):
+            if not self._settle(change, answered.get(tp)):
+                again[tp] = change
+            if number % SETTLED_PER_STEP == 0:
+                await asyncio.sleep(0)
         self._again(again)
         return bool(again)
 

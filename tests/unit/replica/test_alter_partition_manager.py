@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from klamm.protocol.messages.alter_partition import (
     ResponsePartitionData,
     ResponseTopicData,
 )
+from klamm.replica import alter_partition_manager
 from klamm.replica.alter_partition_manager import AlterPartitionManager
 from klamm.replica.append_path import append_records
 from klamm.replica.partition import Partition
@@ -155,6 +157,39 @@ def test_changes_that_come_while_one_is_under_way_go_together(setting: Setting) 
     counts = [sum(len(t.partitions) for t in request.topics) for request, _ in setting.controller.requests]
     assert counts == [1, 2] and all(partition.isr == (1,) for partition in partitions)
     assert setting.replicas.isr_meters.shrinks.count == 3
+
+
+def test_very_many_changes_do_not_hold_the_loop(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alter_partition_manager, "CHANGES_PER_REQUEST", 8)
+    monkeypatch.setattr(alter_partition_manager, "SETTLED_PER_STEP", 2)
+    setting.lead(20)
+    partitions = list(setting.replicas.partitions.values())
+    settled: list[int] = []
+
+    def count() -> None:
+        settled.append(sum(partition.isr == (1,) for partition in partitions))
+        if settled[-1] < len(partitions):
+            setting.one.loop.call_soon(count)
+
+    for partition in partitions:
+        setting.manager.submit(partition, (1,))
+    setting.one.loop.call_soon(count)
+    setting.idle()
+    sizes = [sum(len(topic.partitions) for topic in request.topics) for request, _ in setting.controller.requests]
+    assert sizes == [8, 8, 4]
+    assert settled[-1] == len(partitions) and max(after - before for before, after in pairwise(settled)) == 2
+
+
+def test_changes_that_are_no_longer_current_are_not_sent(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alter_partition_manager, "CHANGES_PER_REQUEST", 2)
+    setting.lead(5)
+    partitions = list(setting.replicas.partitions.values())
+    for partition in partitions:
+        setting.manager.submit(partition, (1,))
+    for partition in partitions[:4]:
+        partition.reject_isr()
+    setting.idle()
+    assert setting.controller.isrs() == [[(1, -1)]] and partitions[4].isr == (1,)
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("gone"), ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER])
