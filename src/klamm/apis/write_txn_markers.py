@@ -44,7 +44,7 @@ from klamm.security.acl.bindings import AclOperation
 from klamm.waiting import Steps, after, begin, result_of
 
 _ALL_IN_SYNC: Final = -1
-_AT_ONCE: Final = 20
+_AT_ONCE: Final = 10
 """Appends without giving the loop back. Each may have to open a log."""
 
 

@@ -26,12 +26,16 @@ from klamm.model import TopicPartition
 
 _log = logging.getLogger("klamm.coordinator.transaction")
 
-MAX_PARTITIONS_PER_REQUEST: Final = 2_000
+MAX_PARTITIONS_PER_REQUEST: Final = 1_000
+MAX_TRANSACTIONS_PER_REQUEST: Final = 200
+"""A request is chosen, made and encoded in one turn of the loop. Its size matters when thousands of transactions time
+out at once.
+"""
 RETRIES_PER_TURN: Final = 200
 """Transactions whose markers are sent again without giving the loop back."""
 
 
-WRITES_PER_TURN: Final = 20
+WRITES_PER_TURN: Final = 5
 """Transactions whose next state is appended to the log without giving the loop back."""
 
 
@@ -174,7 +178,7 @@ class TransactionMarkers:
                 del queue[completion]
             batch.entries[producer_id] = (completion, partitions)
             size += len(partitions)
-            if size >= MAX_PARTITIONS_PER_REQUEST:
+            if size >= MAX_PARTITIONS_PER_REQUEST or len(batch.entries) >= MAX_TRANSACTIONS_PER_REQUEST:
                 break
         if not queue:
             self._queues.pop(broker_id, None)

@@ -8,6 +8,7 @@ from klamm.client.patience import TRANSACTION_MARKER
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
 from klamm.coordinator.transaction.transaction_markers import (
     MAX_PARTITIONS_PER_REQUEST,
+    MAX_TRANSACTIONS_PER_REQUEST,
     RETRIES_PER_TURN,
     Destination,
 )
@@ -189,6 +190,23 @@ def test_many_partitions_are_sent_in_several_requests() -> None:
         broker.completions.markers.on_response(batch, broker.leaders.receive(batch))
     assert sizes == [MAX_PARTITIONS_PER_REQUEST, MAX_PARTITIONS_PER_REQUEST, 1]
     assert broker.state() is STATES.COMPLETE_COMMIT
+
+
+def test_many_transactions_are_sent_in_several_requests() -> None:
+    broker = TxnHarness().start()
+    broker.holds = True
+    names = [f"id-{number}" for number in range(2 * MAX_TRANSACTIONS_PER_REQUEST + 1)]
+    for name in names:
+        result = broker.init(transactional_id=name)
+        producer = result.producer_id, result.producer_epoch
+        broker.coordinator.add_partitions(name, *producer, [T0])
+        broker.coordinator.end_transaction(name, *producer, commit=True)
+    sizes = []
+    while (batch := broker.completions.markers.take(1)) is not None:
+        sizes.append(len(batch.entries))
+        broker.completions.markers.on_response(batch, broker.leaders.receive(batch))
+    assert sizes == [MAX_TRANSACTIONS_PER_REQUEST, MAX_TRANSACTIONS_PER_REQUEST, 1]
+    assert {broker.partition.transactions[name].state for name in names} == {STATES.COMPLETE_COMMIT}
 
 
 def test_the_end_of_a_transaction_is_stored_until_it_succeeds() -> None:
