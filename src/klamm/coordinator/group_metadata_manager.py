@@ -15,6 +15,7 @@ from klamm.clock import Clock
 from klamm.coordinator import rebalance
 from klamm.coordinator.config import GroupConfig
 from klamm.coordinator.deferred import Deferred, all_of
+from klamm.coordinator.draining import drained
 from klamm.coordinator.effects import Answer, Store
 from klamm.coordinator.expiry import expired_offsets
 from klamm.coordinator.group_metadata import GroupMetadata, GroupState
@@ -33,7 +34,15 @@ from klamm.model import GROUP_METADATA_TOPIC, ConnectionOrder, TopicPartition
 
 _log = logging.getLogger("klamm.coordinator")
 
-GROUPS_PER_SLICE: Final = 200
+WORK_PER_SLICE: Final = 200
+"""Work on groups before the loop serves others, in units of about two microseconds. A group costs one."""
+CHECKS_PER_UNIT: Final = 5
+"""Offsets that are looked at for one unit."""
+DELETION_COST: Final = 20
+"""Of the batch that deletes offsets or a group."""
+TOMBSTONE_COST: Final = 2
+OFFSETS_PER_PART: Final = 100
+"""Offsets of one group that are checked, and deleted if they have expired, without a pause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -232,36 +241,48 @@ class GroupMetadataManager:
         """The cleaning pass: expired offsets, and empty groups without offsets, in slices."""
         timestamp_ms, now_ms = self._clock.now_ms(), self.now_ms()
         removed = 0
-        for i, group in enumerate(list(self.groups())):
-            if group.state is GroupState.STABLE and group.subscriptions is not None:
-                yield from group.subscriptions.reading()
-            if group.state is not GroupState.DEAD:
+        room = WORK_PER_SLICE
+        for group in drained(self.groups()):
+            # Checked and deleted without a pause: an offset that is committed in a pause must not be deleted.
+            for part in _parts(list(group.offsets.committed)):
+                if room <= 0:
+                    yield
+                    room = WORK_PER_SLICE
+                if group.state is GroupState.STABLE and group.subscriptions is not None:
+                    yield from group.subscriptions.reading()
+                room -= 1 + len(part) // CHECKS_PER_UNIT
+                if group.state is GroupState.DEAD:
+                    break
                 expired = expired_offsets(
-                    group, self._config.offsets_retention_ms, timestamp_ms=timestamp_ms, now_ms=now_ms
+                    group, part, self._config.offsets_retention_ms, timestamp_ms=timestamp_ms, now_ms=now_ms
                 )
                 removed += len(expired)
-                self._remove(group, expired)
-            if i % GROUPS_PER_SLICE == GROUPS_PER_SLICE - 1:
-                yield
+                room -= self._remove(group, expired)
         self._metrics.offset_expirations.mark(removed)
         yield
 
-    def _remove(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> None:
-        """Deletes these offsets; with the last of them an empty group goes too."""
+    def _remove(self, group: GroupMetadata, partitions: Sequence[TopicPartition]) -> int:
+        """Delete these offsets; with the last of them an empty group goes too. Return the cost in units of work."""
         is_last = len(partitions) == len(group.offsets.committed)
         if is_last and _is_quiet(group):
             self.delete_group(group)
         elif partitions:
             self.delete_offsets(group, partitions)
+        else:
+            return 0
+        return DELETION_COST + TOMBSTONE_COST * len(partitions)
 
     def remove_deleted_partitions(self, deleted: Iterable[TopicPartition]) -> Iterator[None]:
         """The topics were deleted: delete their committed offsets in every group."""
-        partitions = list(deleted)
-        for i, group in enumerate(list(self.groups())):
-            if group.state is not GroupState.DEAD and (known := group.offsets.known(partitions)):
-                self._remove(group, known)
-            if i % GROUPS_PER_SLICE == GROUPS_PER_SLICE - 1:
+        partitions = dict.fromkeys(deleted)
+        room = WORK_PER_SLICE
+        for group in drained(self.groups()):
+            if room <= 0:
                 yield
+                room = WORK_PER_SLICE
+            room -= 1 + min(group.offsets.count, len(partitions)) // CHECKS_PER_UNIT
+            if group.state is not GroupState.DEAD and (known := group.offsets.known(partitions)):
+                room -= self._remove(group, known)
         yield
 
     def complete_transaction(self, producer_id: int, markers: Mapping[int, int], *, commit: bool) -> Deferred[None]:
@@ -345,6 +366,12 @@ class GroupMetadataManager:
             rebalance.on_loaded(group, self._config, now_ms)
             self.perform(group)
         self._metrics.on_loaded((self._clock.monotonic() - started) * 1000)
+
+
+def _parts(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+    """Yield the partitions in parts: at least one, which may be empty."""
+    for start in range(0, len(partitions) or 1, OFFSETS_PER_PART):
+        yield partitions[start : start + OFFSETS_PER_PART]
 
 
 def _is_quiet(group: GroupMetadata) -> bool:

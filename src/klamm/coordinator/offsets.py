@@ -88,8 +88,15 @@ class GroupOffsets:
             self.committed[tp] = entry
             self._metadata_bytes += len(entry.value.metadata) - (0 if current is None else len(current.value.metadata))
 
-    def known(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Return the `partitions` that need a tombstone."""
+    @property
+    def count(self) -> int:
+        """The number of offsets. One that is committed and about to change counts more than once."""
+        return len(self.committed) + len(self.pending) + self.transactional.partition_count
+
+    def known(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Return the `partitions` that need a tombstone. The cost follows the smaller number."""
+        if self.count < len(partitions) and isinstance(partitions, Mapping):
+            return [tp for tp in self.partitions() if tp in partitions]
         return [tp for tp in partitions if tp in self.committed or self.is_unstable(tp)]
 
     def remove(self, partitions: Collection[TopicPartition], *, before_offset: int) -> int:
@@ -109,15 +116,17 @@ class GroupOffsets:
 
     def expired(
         self,
+        among: Iterable[TopicPartition],
         timestamp_ms: int,
         retention_ms: int,
         *,
         base_timestamp_ms: Callable[[OffsetAndMetadata], int],
         subscribed: frozenset[str] = frozenset(),
     ) -> list[TopicPartition]:
-        """Offsets past their retention, counted from `base_timestamp_ms`, of topics without subscribers (KIP-211).
+        """Offsets of `among` past their retention, of topics without subscribers (KIP-211).
 
-        An offset that a commit or a transaction may change is kept: its tombstone would delete the new one.
+        The retention begins at `base_timestamp_ms`. An offset that a commit or a transaction may change is kept: its
+        tombstone would delete the new one.
         """
 
         def is_expired(value: OffsetAndMetadata) -> bool:
@@ -127,6 +136,9 @@ class GroupOffsets:
 
         return [
             tp
-            for tp, entry in self.committed.items()
-            if tp.topic not in subscribed and not self.is_unstable(tp) and is_expired(entry.value)
+            for tp in among
+            if tp.topic not in subscribed
+            and not self.is_unstable(tp)
+            and (entry := self.committed.get(tp)) is not None
+            and is_expired(entry.value)
         ]

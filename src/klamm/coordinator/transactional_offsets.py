@@ -81,6 +81,11 @@ class TransactionalOffsets:
         yield from self._producers
         yield from self._appending_partitions
 
+    @property
+    def partition_count(self) -> int:
+        """The number of `partitions`, some of them counted twice."""
+        return len(self._producers) + len(self._appending_partitions)
+
     def has(self, producer_id: int) -> bool:
         """Whether the producer has offsets here whose transaction is open."""
         return producer_id in self._pending or any(a.producer_id == producer_id for a in self._appending)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from klamm.apis.api_declaration import at_once
 from klamm.coordinator import consumer_protocol
 from klamm.coordinator.deferred import Deferred
 from klamm.coordinator.group_metadata import GroupState
+from klamm.coordinator.group_metadata_manager import DELETION_COST, OFFSETS_PER_PART, WORK_PER_SLICE
 from klamm.coordinator.group_writer import ENTRY_COST, INLINE_BYTES
 from klamm.coordinator.offset_records import (
     GroupKey,
@@ -31,11 +33,13 @@ from klamm.protocol.messages.join_group import JoinGroupRequestProtocol
 from klamm.protocol.messages.sync_group import SyncGroupRequestAssignment, SyncGroupResponse
 from klamm.protocol.wire import encode
 from klamm.waiting import begin
-from tests.unit.coordinator.harness import GROUP, Harness
+from tests.unit.coordinator.harness import GROUP, START_MS, Harness
 from tests.unit.coordinator.test_group_apis import GroupBroker
 
 LARGE = b"a" * (INLINE_BYTES + 1)
 T0 = TopicPartition("t", 0)
+LIVE = OffsetAndMetadata(1, commit_timestamp_ms=START_MS)
+EXPIRED = OffsetAndMetadata(1, expire_timestamp_ms=START_MS)
 
 
 @pytest.fixture
@@ -143,6 +147,61 @@ def test_a_join_does_not_read_the_subscription_and_expiry_reads_it_in_slices(har
     assert sum(1 for _ in harness.manager.expire_offsets()) >= len(names) // 1_000
     assert sum(1 for _ in harness.manager.expire_offsets()) < 5, "it is read once"
     assert harness.group.subscribed_topics == frozenset(names)
+
+
+class TestExpiry:
+    """Groups and offsets that expire at once are deleted in slices."""
+
+    def expiring(self, harness: Harness) -> Iterator[int]:
+        """Yield the number of records that each slice wrote."""
+        before = len(harness.log.records(0))
+        for _ in harness.manager.expire_offsets():
+            now = len(harness.log.records(0))
+            yield now - before
+            before = now
+
+    def test_many_groups(self, harness: Harness) -> None:
+        groups = [f"group-{number}" for number in range(100)]
+        for group in groups:
+            harness.commit_all({T0: EXPIRED}, group)
+        written = list(self.expiring(harness))
+        assert sum(written) == len(groups) and max(written) <= WORK_PER_SLICE // DELETION_COST
+        assert not any(map(harness.manager.get, groups)) and not any(map(harness.restart().manager.get, groups))
+
+    def test_the_offsets_of_one_group(self, harness: Harness) -> None:
+        offsets = {TopicPartition("t", i): EXPIRED for i in range(5 * OFFSETS_PER_PART)}
+        harness.commit_all(offsets)
+        written = list(self.expiring(harness))
+        assert sum(written) == len(offsets) and max(written) <= OFFSETS_PER_PART
+        assert harness.manager.get(GROUP) is None and harness.restart().manager.get(GROUP) is None
+
+    def test_an_offset_that_is_committed_meanwhile_stays(self, harness: Harness) -> None:
+        offsets = {TopicPartition("t", i): EXPIRED for i in range(5 * OFFSETS_PER_PART)}
+        harness.commit_all(offsets)
+        job = harness.manager.expire_offsets()
+        next(job)
+        last, first = list(offsets)[-1], next(iter(offsets))
+        harness.commit_all({first: replace(LIVE, offset=7), last: replace(LIVE, offset=8)})
+        for _ in job:
+            pass
+        assert (harness.committed(first), harness.committed(last)) == (7, 8)
+        loaded = harness.restart().group.offsets.committed
+        assert {tp: entry.value.offset for tp, entry in loaded.items()} == {first: 7, last: 8}
+
+    def test_groups_that_had_offsets_of_deleted_partitions(self, harness: Harness) -> None:
+        offsets = {TopicPartition("t", i): LIVE for i in range(OFFSETS_PER_PART)}
+        groups = [f"group-{number}" for number in range(10)]
+        for group in groups:
+            harness.commit_all(offsets, group)
+        harness.commit_all({T0: LIVE, TopicPartition("u", 0): LIVE}, "other")
+        before = len(harness.log.records(0))
+        written: list[int] = []
+        for _ in harness.manager.remove_deleted_partitions(tp for tp in offsets if tp != T0):
+            written.append(len(harness.log.records(0)) - before - sum(written))
+        assert max(written) <= OFFSETS_PER_PART
+        assert [harness.committed(T0, group) for group in (*groups, "other")] == [LIVE.offset] * 11
+        assert harness.committed(TopicPartition("u", 0), "other") == LIVE.offset
+        assert [harness.committed(TopicPartition("t", 1), group) for group in groups] == [None] * 10
 
 
 def many_offsets(count: int, offset: int = 1) -> dict[TopicPartition, OffsetAndMetadata]:

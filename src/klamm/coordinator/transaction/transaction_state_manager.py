@@ -17,6 +17,7 @@ from typing import Final
 
 from klamm.clock import Clock
 from klamm.coordinator.deferred import Deferred
+from klamm.coordinator.draining import drained
 from klamm.coordinator.memory import Budget
 from klamm.coordinator.offsets_log import Appended, OffsetsLog
 from klamm.coordinator.ordered_appends import OrderedAppends
@@ -40,7 +41,8 @@ from klamm.protocol.record_batch import Record, build_batch
 _log = logging.getLogger("klamm.coordinator.transaction")
 
 TRANSACTIONS_PER_SLICE: Final = 1_000
-TOMBSTONES_PER_BATCH: Final = 2_000
+TOMBSTONES_PER_BATCH: Final = 50
+"""Transactional ids that are removed without giving the loop back: about a third of a millisecond."""
 INLINE_PARTITIONS: Final = 2_000
 """Records of transactions with more partitions are built in a worker."""
 TRANSACTION_COST: Final = 1_000
@@ -237,7 +239,7 @@ class TransactionStateManager:
         now_ms = self.timestamp_ms()
         for partition in self._loaded():
             expired: list[TransactionMetadata] = []
-            for number, txn in enumerate(list(partition.transactions.values())):
+            for number, txn in enumerate(drained(partition.transactions.values())):
                 if not self.is_current(partition):
                     break
                 if rules.is_expired(txn, self._config.transactional_id_expiration_ms, now_ms):
@@ -245,7 +247,8 @@ class TransactionStateManager:
                 if len(expired) == TOMBSTONES_PER_BATCH:
                     self._write_tombstones(partition, expired)
                     expired = []
-                if number % TRANSACTIONS_PER_SLICE == TRANSACTIONS_PER_SLICE - 1:
+                    yield
+                elif number % TRANSACTIONS_PER_SLICE == TRANSACTIONS_PER_SLICE - 1:
                     yield
             if expired:
                 self._write_tombstones(partition, expired)

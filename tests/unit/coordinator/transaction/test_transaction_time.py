@@ -8,6 +8,7 @@ from klamm.apis.api_declaration import at_once
 from klamm.coordinator.transaction.transaction_config import TransactionConfig
 from klamm.coordinator.transaction.transaction_markers import WRITES_PER_TURN
 from klamm.coordinator.transaction.transaction_metadata import TransactionState
+from klamm.coordinator.transaction.transaction_state_manager import TOMBSTONES_PER_BATCH
 from klamm.errors import ErrorCode
 from tests.unit.coordinator.transaction.txn_harness import T0, TIMEOUT_MS, TV_2, TXN, TxnHarness
 
@@ -84,6 +85,21 @@ def test_an_idle_transactional_id_is_forgotten_with_a_tombstone() -> None:
     assert broker.stored()[-1] is None
     assert broker.add(producer) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert TXN not in broker.take_over().partition.transactions
+
+
+def test_many_transactional_ids_that_expire_at_once_do_not_hold_the_loop() -> None:
+    broker = TxnHarness().start()
+    names = [f"id-{number}" for number in range(5 * TOMBSTONES_PER_BATCH // 2)]
+    for name in names:
+        broker.init(transactional_id=name)
+    broker.clock.elapsed_ms += WEEK_MS + broker.config.remove_expired_interval_ms + 1
+    broker.coordinator.advance()
+    counts = [len(broker.partition.transactions)]
+    for job in broker.scheduler.jobs:
+        for _ in job:
+            counts.append(len(broker.partition.transactions))
+    assert max(before - after for before, after in pairwise(counts)) == TOMBSTONES_PER_BATCH
+    assert counts[-1] == 0 and not broker.take_over().partition.transactions
 
 
 def test_an_open_transaction_does_not_expire() -> None:
