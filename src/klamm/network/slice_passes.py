@@ -13,6 +13,8 @@ from typing import Final
 
 PASS_SECONDS: Final = 0.0015
 """Work in slices between two passes. An empty pass takes 0.05 ms."""
+PASS_OBJECTS: Final = 2_000
+"""New objects after which a pass comes earlier: half a millisecond. Other work between the slices makes some, too."""
 
 
 class SlicePasses:
@@ -25,7 +27,7 @@ class SlicePasses:
 
     @property
     def is_due(self) -> bool:
-        return self._seconds >= PASS_SECONDS
+        return self._seconds >= PASS_SECONDS or (self.is_held_back and gc.get_count()[0] >= PASS_OBJECTS)
 
     def hold_back(self) -> None:
         """Keep Python from starting passes until the next call of `run`: a slice begins."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("klamm.state_change")
 
 
-SLICE_S: Final = 0.0005
+SLICE_S: Final = 0.00025
 """After this time a LeaderAndIsr or StopReplica gives the loop back. The partition at hand takes a little more.
 
 Half of the time that a turn gives to sliced requests, because both can be in the same turn.

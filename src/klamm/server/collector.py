@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from klamm.network.slice_passes import SlicePasses
 
-THRESHOLDS: Final = (700, 2, 1)
+THRESHOLDS: Final = (700, 1, 1)
 """A pass holds the loop, so each generation is small, and survivors are frozen soon.
 
-A full pass visits about 4,000 objects in a millisecond. With (3,000, 2, 2) it took 4 to 7 ms while large requests were
-decoded, with (10,000, 3, 10) up to 41 ms. All passes together take as long in each case.
+A full pass visits at most about 3,000 new objects. With (700, 2, 1) it visited 4,000 in a millisecond, with (3,000, 2,
+2) it took 4 to 7 ms while large requests were decoded, with (10,000, 3, 10) up to 41 ms. All passes together take as
+long in each case.
 """
 THAW_BYTES: Final = 1 << 30
 """Below this resident memory, frozen objects are not collected: requests in progress may account for most of it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from klamm.network.slice_passes import PASS_SECONDS
+from klamm.network.slice_passes import PASS_OBJECTS, PASS_SECONDS
 from klamm.server.collector import THRESHOLDS, UNVISITED, FullCollections, resident_bytes, slice_passes
 
 
@@ -184,6 +184,16 @@ def test_short_work_in_slices_needs_no_pass() -> None:
         assert (passes.is_due, passes.is_held_back, gc.isenabled()) == (False, True, False)
         passes.end()
         assert (passes.is_due, passes.is_held_back, gc.isenabled()) == (False, False, True)
+
+
+def test_objects_of_other_work_between_slices_bring_the_pass_forward() -> None:
+    with collections(Memory()):
+        passes = slice_passes()
+        passes.hold_back()
+        kept = [[i] for i in range(PASS_OBJECTS)]
+        assert passes.is_due and kept
+        passes.run()
+        assert (passes.is_due, gc.isenabled()) == (False, True)
 
 
 def test_without_frozen_objects_there_are_no_passes_between_slices() -> None:
