@@ -12,12 +12,13 @@ import struct
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from bench.loop_holds import requests
 from bench.loop_holds.account import Account
 from bench.loop_holds.measured_broker import measured_broker
+from bench.walks.due_at_once import SETTINGS, DueAtOnce
 from bench.walks.turn_samples import SampledAccount
 from klamm.local.ports import ReservedPort
 from klamm.metrics.instruments import Gauge
@@ -83,16 +84,23 @@ class Driver:
 
     def __init__(self, running: Running, zookeeper: str, loop: asyncio.AbstractEventLoop, account: Account) -> None:
         self._running = running
+        self.broker = running.broker
         self._zookeeper = zookeeper
-        self._loop = loop
+        self.loop = loop
         self._account = account
 
-    def ask(self, request: Message, version: int) -> None:
-        frame = requests.case("", request, version).frame(7)
+    def ask(self, request: Message, version: int) -> bytes:
+        return self.ask_all([request], version)[0]
+
+    def ask_all(self, asked: Iterable[Message], version: int) -> list[bytes]:
+        """Send the requests one after the other; return the answers without their sizes."""
+        answers = []
         with socket.create_connection(("127.0.0.1", self._running.endpoints[0].port), TIMEOUT_S) as peer:
-            peer.sendall(frame)
             stream = peer.makefile("rb")
-            stream.read(struct.unpack(">i", stream.read(4))[0])
+            for request in asked:
+                peer.sendall(requests.case("", request, version).frame(7))
+                answers.append(stream.read(struct.unpack(">i", stream.read(4))[0]))
+        return answers
 
     def get(self, path: str) -> None:
         with urllib.request.urlopen(
@@ -102,14 +110,14 @@ class Driver:
 
     def wait_for_control_log(self) -> None:
         """Wait until the records of what was done before are written: that takes turns of the loop for seconds."""
-        buffered = self._running.broker.metrics.find("klamm.server", "ControlLog", "BufferedRecordCount")
+        buffered = self.broker.metrics.find("klamm.server", "ControlLog", "BufferedRecordCount")
         time.sleep(QUIET_S)
         while isinstance(buffered, Gauge) and buffered.value:
             time.sleep(QUIET_S)
         time.sleep(2 * QUIET_S)  # the last batch
 
     def run_task(self, name: str) -> None:
-        asyncio.run_coroutine_threadsafe(recorded[-1].run(name), self._loop).result(TIMEOUT_S)
+        asyncio.run_coroutine_threadsafe(recorded[-1].run(name), self.loop).result(TIMEOUT_S)
 
     def write(self, *operations: Any) -> None:
         with BlockingSession(self._zookeeper, TIMEOUT_S) as session:
@@ -124,12 +132,13 @@ class Driver:
         resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=[config])
         self.ask(IncrementalAlterConfigsRequest(resources=[resource], validate_only=False), 1)
 
-    def measure(self, name: str, action: Action) -> Row:
+    def measure(self, name: str, action: Action, prepare: Action = lambda _: None) -> Row:
         account = self._account
         found: list[tuple[float, str]] = []
         for number in range(ROUNDS):
+            prepare(number)
             self.wait_for_control_log()
-            self._loop.call_soon_threadsafe(account.start, self._loop)
+            self.loop.call_soon_threadsafe(account.start, self.loop)
             action(number)
             time.sleep(QUIET_S)  # what the answer leaves behind: checkpoints, messages of the controller
             account.stop()
@@ -194,6 +203,10 @@ def drive(driver: Driver, partitions: int, chosen: Callable[[str], object], rows
     for name, action in driver.actions():
         if chosen(name):
             rows.append(driver.measure(name, action))
+    for due in DueAtOnce(driver).rows():
+        if chosen(due.name):
+            rows.append(driver.measure(due.name, due.act, due.prepare))
+            due.clean_up()
 
 
 async def serve(folder: str, account: Account, partitions: int, chosen: Callable[[str], object]) -> list[Row]:
@@ -203,6 +216,7 @@ async def serve(folder: str, account: Account, partitions: int, chosen: Callable
     settings = {
         "klamm.zookeeper.embedded.port": str(port),
         "klamm.metrics.port": "0",
+        **SETTINGS,
     }
     server = KafkaServer(measured_broker(folder, settings))
     running = await server.start()
