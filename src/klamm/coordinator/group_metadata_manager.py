@@ -34,14 +34,14 @@ from klamm.model import GROUP_METADATA_TOPIC, ConnectionOrder, TopicPartition
 
 _log = logging.getLogger("klamm.coordinator")
 
-WORK_PER_SLICE: Final = 200
+WORK_PER_SLICE: Final = 120
 """Work on groups before the loop serves others, in units of about two microseconds. A group costs one."""
 CHECKS_PER_UNIT: Final = 5
 """Offsets that are looked at for one unit."""
 DELETION_COST: Final = 20
 """Of the batch that deletes offsets or a group."""
 TOMBSTONE_COST: Final = 2
-OFFSETS_PER_PART: Final = 100
+OFFSETS_PER_PART: Final = 50
 """Offsets of one group that are checked, and deleted if they have expired, without a pause."""
 
 
