@@ -142,7 +142,8 @@ async def prove_and_ask(port: int, secret: Secret[str], request: UpdateMetadataR
         LOOPBACK, port, timeout_ms=timeout_ms, request_timeout_ms=timeout_ms, security=security
     )
     response = await connection.send(request, VERSION)
-    await connection.wait_closed()
+    connection.close()
+    await connection.closed
     return int(response.error_code)
 
 

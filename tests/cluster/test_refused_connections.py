@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from klamm.client.connection_problems import Listener, Problem, examine, listener_at
+from klamm.client.connection_problems import Listener, Problem, examine, find_listener
 from klamm.local.ports import ReservedPort
 from klamm.model import SecurityProtocol, parse_host_port
 from klamm.security.client_security import ClientSecurity
@@ -165,7 +165,7 @@ def test_without_a_file_the_command_names_the_option(cluster: SecuredCluster, tm
 
 def test_listeners_are_recognized(cluster: SecuredCluster) -> None:
     found = {
-        name: listener_at(parse_host_port(cluster.bootstrap(name)), TIMEOUT_S)
+        name: find_listener(parse_host_port(cluster.bootstrap(name)), TIMEOUT_S)
         for name in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
     }
     mechanisms = tuple(MECHANISMS.split(" or "))
@@ -241,7 +241,7 @@ def test_an_address_that_ends_every_connection_is_not_a_refusal() -> None:
         thread.start()
         try:
             address = relay.getsockname()
-            assert listener_at(address, TIMEOUT_S) is None
+            assert find_listener(address, TIMEOUT_S) is None
             with pytest.raises(OSError):
                 examine(address, ClientSecurity(), TIMEOUT_S)
         finally:

@@ -21,7 +21,7 @@ import klamm.sim.guarded.guarded_scenario
 import klamm.sim.guarded.proven_scenario
 import klamm.sim.runner
 import klamm.sim.transactions.txn_scenario  # noqa: F401
-from klamm.sim.command import PLAIN, mutants_of, run, variant_options
+from klamm.sim.command import PLAIN, mutants_of, run
 from klamm.sim.patching import CannotPatchError, patched
 
 # The command imports the simulator when it needs it. The imports above do it here, once for all forks.
@@ -67,6 +67,7 @@ def _run_with_new_modules(level: int, variant: str, name: str) -> MutantRun:
     for module in [module for module in sys.modules if module.partition(".")[0] == "klamm"]:
         del sys.modules[module]
     command = importlib.import_module("klamm.sim.command")
+    options = [f"--{variant}"] if variant else []
     with redirect_stdout(StringIO()) as shown:
-        code = command.main(["--level", str(level), *variant_options(variant), "--mutant", name])
+        code = command.main(["--level", str(level), *options, "--mutant", name])
     return MutantRun(code, shown.getvalue())

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext, at_once
+from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.control import check_broker_epoch, from_controller
 from klamm.apis.guards import FromPeer
 from klamm.apis.slices import SLICE, each, each_partition
@@ -109,11 +109,6 @@ def _wake(broker: Broker, update: MetadataUpdate) -> None:
         if broker.election_purgatory.size:
             for state in topic.partitions:
                 broker.election_purgatory.check_and_complete(state.topic_partition)
-
-
-def to_update(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> MetadataUpdate:
-    """`in_slices` at once."""
-    return at_once(in_slices(version, req, client_id))
 
 
 def in_slices(version: int, req: UpdateMetadataRequest, client_id: str | None = None) -> Steps[MetadataUpdate]:

@@ -197,10 +197,6 @@ class BrokerConnection(asyncio.BufferedProtocol):
         """Close the connection now; pending requests fail."""
         self._fail(ConnectionError("the connection was closed"))
 
-    async def wait_closed(self) -> None:
-        self.close()
-        await self.closed
-
     # --- callbacks of the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -83,7 +83,7 @@ def examine(
         raise
     except OSError as error:
         try:
-            found = None if _is_foreign(error) else _find_listener(address, timeout_s)
+            found = None if _is_foreign(error) else find_listener(address, timeout_s)
         except NotKafkaError as foreign:
             return _not_kafka(foreign)
         if found is not None:
@@ -136,15 +136,11 @@ def _mismatch(where: str, security: ClientSecurity, found: Listener) -> Problem:
     return Problem(f"The broker at {where} ended the connection of this client", "See the broker's log")
 
 
-def listener_at(address: Address, timeout_s: float) -> Listener | None:
-    """Return the security of the listener at an address; None if it does not speak Kafka's protocol."""
-    with suppress(NotKafkaError):
-        return _find_listener(address, timeout_s)
-    return None
+def find_listener(address: Address, timeout_s: float) -> Listener | None:
+    """Return the security of the listener at an address; None if no attempt shows it.
 
-
-def _find_listener(address: Address, timeout_s: float) -> Listener | None:
-    """Raises NotKafkaError if the address speaks another protocol, alone or within TLS."""
+    Raises NotKafkaError if the address speaks another protocol, alone or within TLS.
+    """
     for security in (PLAINTEXT, _UNVERIFIED):
         try:
             return _listener(address, security, timeout_s)

@@ -43,17 +43,6 @@ Encoded: TypeAlias = tuple[int, int, list[BytesLike]]
 """API key, version and body of a request."""
 
 
-def encode_request(request: ControlRequest, protocol: InterBrokerProtocol) -> Encoded:
-    """`encode_in_steps` at once."""
-    steps = encode_in_steps(request, protocol)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            encoded: Encoded = done.value
-            return encoded
-
-
 def encode_in_steps(request: ControlRequest, protocol: InterBrokerProtocol) -> EncodingSteps[Encoded]:
     """Encode a request under this inter-broker protocol. One of very many partitions pauses in between."""
     if isinstance(request, LeaderAndIsrRequest):

@@ -93,11 +93,6 @@ class LogCheckpoints:
         self._deleted.append(log)
         self._dirs.high_watermarks.pop(log.topic_partition, None)
 
-    def write_deletions(self) -> None:
-        """`deletion_pass` at once."""
-        for _ in self.deletion_pass():
-            pass
-
     def deletion_pass(self) -> Iterator[None]:
         """Remove deleted logs from the files: a later log of the same name must not inherit their offsets.
 

@@ -174,7 +174,7 @@ class LogManager:
             raise
 
     def _config_of(self, topic: str) -> LogConfig:
-        """Return the configuration that all logs of a topic share; `update_config` keeps it current."""
+        """Return the configuration that all logs of a topic share; `config_pass` keeps it current."""
         for log in self._hosted.of_topic(topic):
             return log.config
         return self._topic_config(topic)
@@ -308,11 +308,6 @@ class LogManager:
         self._services.deletions.put_tree(current.log_dir, current.dir, current.config.file_delete_delay_ms)
         self.checkpoints.amend([current, future])
         return future
-
-    def update_config(self, topic: str, config: LogConfig) -> None:
-        """`config_pass` at once."""
-        for _ in self.config_pass(topic, config):
-            pass
 
     def config_pass(self, topic: str, config: LogConfig) -> Iterator[None]:
         """Give every log of a topic another configuration, one log per step.

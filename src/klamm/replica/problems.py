@@ -38,9 +38,6 @@ class ReplicaProblems:
         if self._known and (problem := self._known.pop(tp, None)) is not None:
             self._metrics.remove(*_METRIC, _tags(tp, problem))
 
-    def of(self, tp: TopicPartition) -> Problem | None:
-        return self._known.get(tp)
-
 
 def _tags(tp: TopicPartition, problem: Problem) -> dict[str, str]:
     return {"topic": tp.topic, "partition": str(tp.partition), "problem": problem}

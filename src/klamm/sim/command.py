@@ -121,11 +121,6 @@ def _variant(transactions: bool, guarded: bool, proven: bool) -> str:
     return GUARDED if guarded else PROVEN if proven else TRANSACTIONS if transactions else PLAIN
 
 
-def variant_options(variant: str) -> list[str]:
-    """Return the options of the command line that select a variant of level 2."""
-    return [f"--{variant}"] if variant else []
-
-
 def mutants_of(level: int, variant: str = PLAIN) -> dict[str, Mutant]:
     """Return the mutants of a level by name."""
     from klamm.sim.cluster_mutants import CLUSTER_MUTANTS

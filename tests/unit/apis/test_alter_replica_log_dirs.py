@@ -25,7 +25,7 @@ from klamm.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from klamm.replica import log_dir_moves
 from klamm.replica.fetchers import NoFetchers
 from klamm.replica.partition import Partition
-from tests.support.log_deletion import delete_logs
+from tests.support.log_passes import delete_logs
 from tests.support.one_broker import OneBroker
 from tests.unit.log.harness import append, batch, read_batches
 

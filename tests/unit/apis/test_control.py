@@ -20,6 +20,7 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataTopicState,
 )
 from klamm.replica.controller_guard import ControlState
+from tests.support.control_requests import to_update
 from tests.support.one_broker import OneBroker, batch
 
 TP = TopicPartition("t", 0)
@@ -302,7 +303,7 @@ class TestUpdateMetadata:
         )
         topic = UpdateMetadataTopicState(topic_name="t", topic_id=ID, partition_states=[state] * MAX_PARTITIONS)
         request = UpdateMetadataRequest(controller_id=1, controller_epoch=1, topic_states=[topic], live_brokers=())
-        assert update_metadata.to_update(8, request, client_id).is_last_slice is is_last
+        assert to_update(8, request, client_id).is_last_slice is is_last
 
 
 def test_a_failed_directory_takes_its_partitions_offline(one: OneBroker) -> None:

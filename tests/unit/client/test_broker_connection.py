@@ -53,7 +53,8 @@ def test_requests_are_pipelined_and_matched(run: Run) -> None:
             assert [f.error_code for f in await asyncio.gather(*futures)] == list(range(40))
             body = encode(heartbeat(3), 2)
             assert (await connection.send_encoded(12, 2, body)).error_code == 3
-            await connection.wait_closed()
+            connection.close()
+            await connection.closed
             assert connection.is_closed
 
     run(scenario())
@@ -68,7 +69,8 @@ def test_large_messages(run: Run) -> None:
             request = HeartbeatRequest(group_id="g" * 32_000, generation_id=1, member_id="m" * 32_000)
             request.group_instance_id = "i" * 32_000
             assert (await connection.send(request, 3)).error_code == 32
-            await connection.wait_closed()
+            connection.close()
+            await connection.closed
 
     run(scenario())
 
@@ -121,7 +123,8 @@ def test_a_cancelled_request_does_not_disturb_the_next(run: Run) -> None:
             await until(lambda: len(api.asked) == 2)
             delayed.set_result(HeartbeatResponse(error_code=1))
             assert (await second).error_code == 2
-            await connection.wait_closed()
+            connection.close()
+            await connection.closed
 
     run(scenario())
 
@@ -139,7 +142,8 @@ def test_totals_span_the_connections_to_a_broker(run: Run) -> None:
                 await asyncio.gather(*(connection.send(heartbeat(n), 1) for n in range(3)))
                 waiting = connection.send(heartbeat(9), 1)
                 assert totals.in_flight == 1
-                await connection.wait_closed()
+                connection.close()
+                await connection.closed
                 with pytest.raises(ConnectionError):
                     await waiting
             await server.network.shutdown(timeout_ms=0)
@@ -217,7 +221,8 @@ def test_versions_are_negotiated_when_asked() -> None:
             with pytest.raises(ConnectionError, match="ProduceRequest in versions 90 to 91 only"):
                 await connection.highest_version(ProduceRequest)
             assert len(api.asked) == 1
-            await connection.wait_closed()
+            connection.close()
+            await connection.closed
 
     asyncio.run(scenario())
 
@@ -234,6 +239,7 @@ def test_an_old_broker_refuses_a_new_api_versions_in_v0() -> None:
             assert (response.error_code, response.api_keys[0].max_version) == (35, 2)
             assert (await connection.api_versions()).ranges == {18: (0, 2)}
             assert len(api.asked) == 1
-            await connection.wait_closed()
+            connection.close()
+            await connection.closed
 
     asyncio.run(scenario())

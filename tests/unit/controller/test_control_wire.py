@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from klamm.controller.config import InterBrokerProtocol
-from klamm.controller.control_wire import decode_response, encode_request
+from klamm.controller.control_wire import decode_response
 from klamm.controller.requests import (
     ControlRequest,
     LeaderAndIsrPartition,
@@ -37,6 +37,7 @@ from klamm.protocol.messages import leader_and_isr as lair
 from klamm.protocol.messages import request_class
 from klamm.protocol.messages import stop_replica as stop
 from klamm.protocol.wire import decode, encode
+from tests.support.control_requests import encode_request
 
 HEAD = RequestHead(1, 7, 99)
 T, TP = UUID(int=5), TopicPartition("t", 3)

@@ -9,7 +9,7 @@ import pytest
 
 from klamm.controller import wire_states
 from klamm.controller.config import InterBrokerProtocol
-from klamm.controller.control_wire import Encoded, encode_in_steps, encode_request
+from klamm.controller.control_wire import Encoded, encode_in_steps
 from klamm.controller.requests import (
     ControlRequest,
     LeaderAndIsrPartition,
@@ -20,6 +20,7 @@ from klamm.controller.requests import (
     UpdateMetadataRequest,
 )
 from klamm.model import LeaderAndIsr, TopicPartition
+from tests.support.control_requests import encode_request
 
 PROTOCOL = InterBrokerProtocol.parse("3.9")
 PARTITIONS = [TopicPartition(topic, partition) for topic in ("a", "b") for partition in range(7)]

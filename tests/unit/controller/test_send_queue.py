@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.apis.update_metadata import to_update
 from klamm.control_log.records import MAX_LISTED, Decision
 from klamm.controller.config import InterBrokerProtocol
-from klamm.controller.control_wire import encode_request
 from klamm.controller.requests import (
     ControlRequest,
     LeaderAndIsrPartition,
@@ -31,6 +29,7 @@ from klamm.protocol.messages import request_class
 from klamm.protocol.messages.update_metadata import UpdateMetadataRequest as WireUpdateMetadata
 from klamm.protocol.wire import decode
 from klamm.sim.broker_model import BrokerModel, Disk
+from tests.support.control_requests import encode_request, to_update
 
 HEAD = RequestHead(1, 1, 1)
 TOPICS = ("a", "b")

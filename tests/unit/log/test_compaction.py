@@ -11,7 +11,7 @@ from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig, LogManager
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import Record, TimestampType, build_batch, records
-from tests.support.log_deletion import delete_logs
+from tests.support.log_passes import delete_logs
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, end_txn, read_batches
 
 DAY = 86_400_000

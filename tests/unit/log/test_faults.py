@@ -16,7 +16,7 @@ from klamm.log import AppendOrigin, LogConfig, LogManager, append_as_follower, a
 from klamm.log.log_manager import LogEvents
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
-from tests.support.log_deletion import delete_logs
+from tests.support.log_passes import delete_logs
 from tests.support.record_batches import assign_offsets
 from tests.unit.log.harness import DIR, TP, Bench, append, batch, marker, read_values
 

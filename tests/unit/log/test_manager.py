@@ -22,7 +22,7 @@ from klamm.log.jobs import Job
 from klamm.log.log import Log
 from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
-from tests.support.log_deletion import delete_logs
+from tests.support.log_passes import change_config, delete_logs
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, close, read_values
 
 TOPIC_ID = UUID("11223344-5566-7788-99aa-bbccddeeff00")
@@ -367,12 +367,12 @@ def test_a_flush_pass_looks_at_the_logs_that_are_due(monkeypatch: pytest.MonkeyP
     assert [log.recovery_point for log in logs if log.recovery_point] == [2, 1]
     manager.passes.flush(NOW + 10**9)
     assert len(looked_at) == 2, "what is on the disk is not looked at again"
-    manager.update_config("t", LogConfig())
+    change_config(manager, "t", LogConfig())
     append(logs[7], batch(b"a"))
     manager.passes.flush(NOW + 10**9)
     assert len(looked_at) == 2 and logs[7].recovery_point == 0
-    manager.update_config("t", LogConfig(flush_ms=10**6))
-    manager.update_config("t", LogConfig(flush_ms=50))
+    change_config(manager, "t", LogConfig(flush_ms=10**6))
+    change_config(manager, "t", LogConfig(flush_ms=50))
     manager.passes.flush(NOW + 60)
     assert [tp.partition for tp in looked_at[2:]] == [7] and logs[7].recovery_point == 1
     manager.passes.flush(NOW + 10**9)

@@ -22,7 +22,7 @@ from klamm.log.retention import MAX_DELETED
 from klamm.log.summaries import LogSummary
 from klamm.log.summary_writer import INSPECTED_PER_STEP, VISITED_PER_STEP, summarise
 from klamm.model import TopicPartition
-from tests.support.log_deletion import delete_logs
+from tests.support.log_passes import change_config, delete_logs
 from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch
 
 DIRS = ("/a", "/b")
@@ -82,10 +82,10 @@ def test_a_topic_config_reaches_the_logs_of_its_topic() -> None:
         for tp in partitions(topic, 2):
             manager.get_or_create_log(tp, is_new=True)
     small = replace(bench.config, segment_bytes=100)
-    manager.update_config("t", small)
+    change_config(manager, "t", small)
     assert [tp for tp, log in manager.logs.items() if log.config is small] == partitions("t", 2)
     delete_logs(manager, partitions("t", 2))
-    manager.update_config("t", small)
+    change_config(manager, "t", small)
     assert not any(log.config is small for log in manager.logs.values())
 
 

@@ -21,7 +21,7 @@ from klamm.log.names import (
 )
 from klamm.log.results import ReadResult
 from klamm.model import TopicPartition
-from tests.support.log_deletion import delete_logs
+from tests.support.log_passes import delete_logs, write_deletions
 from tests.unit.log.harness import DIR, NOW, Bench, append, batch
 
 TPS = [TopicPartition("t", index) for index in range(5)]
@@ -208,7 +208,7 @@ def test_a_log_that_is_created_again_before_its_deletion_is_written_keeps_its_en
     log.increment_log_start_offset(2)
     manager.checkpoints.write_recovery_points()
     manager.checkpoints.write_log_start_offsets()
-    manager.checkpoints.write_deletions()
+    write_deletions(manager)
     assert written(bench, RECOVERY_POINT_CHECKPOINT)[TPS[1]] == 4
     assert written(bench, LOG_START_OFFSET_CHECKPOINT)[TPS[1]] == 2
 

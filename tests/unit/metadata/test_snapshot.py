@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.apis.update_metadata import to_update
 from klamm.metadata import MetadataCache, MetadataSnapshot, MetadataUpdate, PartitionState, TopicUpdate
 from klamm.metadata import snapshot as snapshots
 from klamm.metadata.snapshot import PARTITIONS_PER_STEP, AppliedUpdate, TopicState
@@ -20,6 +19,7 @@ from klamm.protocol.messages.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopicState,
 )
+from tests.support.control_requests import to_update
 
 BROKERS = (
     BrokerEndPoints(1, (EndPoint("PLAINTEXT", "a", 9092), EndPoint("INTERNAL", "a", 9093)), rack="r1"),

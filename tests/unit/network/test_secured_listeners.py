@@ -434,7 +434,8 @@ async def is_renewed(server: SecuredServer, security: ClientSecurity, session_ms
         assert server.security.counts.expired
         return False
     assert accepted.context.peer_broker_id == 5
-    await connection.wait_closed()
+    connection.close()
+    await connection.closed
     return True
 
 
@@ -482,7 +483,8 @@ def test_a_broker_without_the_proof_is_used_all_the_same(run: Run, closes: bool)
             security = ClientSecurity(peer=SaslCredentials(KLAMM_PEER, "5", Secret("anything")))
             connection = await BrokerConnection.connect("localhost", server.port, security=security)
             assert (await connection.send(heartbeat(4), 1)).error_code == 4
-            await connection.wait_closed()
+            connection.close()
+            await connection.closed
 
     run(scenario())
 

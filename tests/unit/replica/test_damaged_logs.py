@@ -20,7 +20,6 @@ from klamm.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from klamm.replica.problems import Problem
 from klamm.zk.model.znodes import LostRecords
 from tests.support.one_broker import OneBroker
 from tests.unit.log.harness import append, batch
@@ -110,7 +109,6 @@ def test_the_only_replica_serves_readable_records_and_reports_the_damage(
     with caplog.at_level(logging.ERROR):
         one.lead("t", topic_id=TOPIC_ID, leader_epoch=1, partition_epoch=1)
     assert f"offsets {gap.start_offset} to {gap.end_offset - 1} of {gap.path} are missing" in caplog.text
-    assert one.broker.replicas.problems.of(TP) is Problem.DAMAGED
     lines = [line.rsplit(" ", 1) for line in metrics_of(one) if "replicaproblem{" in line]
     (problem,) = replica_problems({1: {name: float(value) for name, value in lines}})
     assert (problem.broker_id, problem.topic, problem.partition, problem.problem) == (1, "t", 0, "damaged log")

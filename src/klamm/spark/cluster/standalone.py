@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -193,8 +192,3 @@ def _free_port() -> int:
     with socket.create_server((LOOPBACK, 0)) as server:
         port: int = server.getsockname()[1]
         return port
-
-
-def clear(directory: Path) -> None:
-    """Remove the files of a stopped cluster."""
-    shutil.rmtree(directory, ignore_errors=True)
