@@ -245,7 +245,7 @@ def compact(
 def vacuum(
     path: Place,
     retention_hours: Annotated[
-        int, typer.Option("--retention-hours", min=0, help="Keep what versions younger than this need.")
+        int, typer.Option("--retention-hours", min=0, help="Keep the files of versions younger than this.")
     ] = 168,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     force: Annotated[

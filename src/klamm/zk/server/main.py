@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-fsync", action="store_true", help="for tests: do not wait for the disk")
     options = parser.parse_args(arguments)
     if options.secret_file is None and not is_loopback(options.host):
-        parser.error(f"--host {options.host} requires --secret-file: others than this machine can connect to it")
+        parser.error(f"--host {options.host} requires --secret-file: other machines can connect to it")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     gc.set_threshold(100_000, 50, 100)  # a large tree is not garbage: collect rarely
     allocator.install()  # otherwise the memory of large answers is not returned to the system
