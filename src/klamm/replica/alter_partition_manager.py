@@ -125,7 +125,7 @@ class AlterPartitionManager:
                     is_unsettled = response is None or await self._on_response(changes, response)
                 except Exception:  # A bug. A proposal that nobody decides would freeze the ISR of its partition.
                     log.exception("handling AlterPartition failed, trying again")
-                    self._again(changes)
+                    self._requeue(changes)
                     is_unsettled = True
                 if is_unsettled:
                     await asyncio.sleep(ISR_CHANGE.pause_s())
@@ -145,17 +145,17 @@ class AlterPartitionManager:
         try:
             return await self._channel.alter_partition(request, _HIGHEST if by_id else _HIGHEST_WITHOUT_IDS)
         except OSError as failure:
-            self._complain(f"no answer: {failure}")
-            self._again(changes)
+            self._warn_once(f"no answer: {failure}")
+            self._requeue(changes)
             return None
 
-    def _complain(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         """Log a lasting problem once."""
         if problem != self._problem:
             log.warning("sending AlterPartition to the controller failed, trying again: %s", problem)
         self._problem = problem
 
-    def _again(self, changes: dict[TopicPartition, IsrChange]) -> None:
+    def _requeue(self, changes: dict[TopicPartition, IsrChange]) -> None:
         """Keep newer proposals that were made meanwhile."""
         for tp, change in changes.items():
             self._unsent.setdefault(tp, change)
@@ -163,8 +163,8 @@ class AlterPartitionManager:
     async def _on_response(self, changes: dict[TopicPartition, IsrChange], response: AlterPartitionResponse) -> bool:
         """Apply the response, in steps. Return whether something must be sent again later."""
         if response.error_code != ErrorCode.NONE:
-            self._complain(ErrorCode.of(response.error_code).name)
-            self._again(changes)
+            self._warn_once(ErrorCode.of(response.error_code).name)
+            self._requeue(changes)
             return True
         self._problem = ""
         names = {change.topic_id: tp.topic for tp, change in changes.items()}
@@ -178,7 +178,7 @@ class AlterPartitionManager:
                 again[tp] = change
             if number % SETTLED_PER_STEP == 0:
                 await asyncio.sleep(0)
-        self._again(again)
+        self._requeue(again)
         return bool(again)
 
     def _settle(self, change: IsrChange, data: ResponsePartitionData | None) -> bool:

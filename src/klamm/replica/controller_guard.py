@@ -129,7 +129,7 @@ class ControllerGuard:
                 try:
                     state = await self._read()
                 except ZnodeFormatError as error:
-                    self._complain(error)
+                    self._warn_of_znode(error)
                     self._waiting = waiting + self._waiting
                     await asyncio.sleep(RETRY_S)
                 except ZkError as error:
@@ -185,7 +185,7 @@ class ControllerGuard:
             state.broker_epoch,
         )
 
-    def _complain(self, error: ZnodeFormatError) -> None:
+    def _warn_of_znode(self, error: ZnodeFormatError) -> None:
         if self._loop.time() < self._silent_until_s:
             return
         self._silent_until_s = self._loop.time() + REMINDER_S

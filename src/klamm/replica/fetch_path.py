@@ -182,14 +182,14 @@ def _read(
         if (idle := _caught_up(replicas, partition, fetch, params, now_ms, is_repeated)) is not None:
             return idle
         if params.replica_id not in partition.remotes and partition.is_leader:
-            return PartitionRead(_stranger(fetch))
+            return PartitionRead(_error_of_unassigned(fetch))
         if is_held_back(replicas, params, partition):
             max_bytes, min_one_message = 0, False
     elif (
         params.client is not None
         and (preferred := _preferred(replicas, partition, fetch, params.client)) != NO_PREFERENCE
     ):
-        return _elsewhere(partition, fetch, preferred)
+        return _referral(partition, fetch, preferred)
     read = read_records(
         partition,
         fetch,
@@ -300,7 +300,7 @@ def _on_follower_read(
         replicas.delete_records_purgatory.check_and_complete(partition.topic_partition)
 
 
-def _stranger(fetch: PartitionFetch) -> ErrorCode:
+def _error_of_unassigned(fetch: PartitionFetch) -> ErrorCode:
     """The fetching broker is not in the assignment: either its metadata or this broker's is stale."""
     knows_epochs = fetch.current_leader_epoch != NO_EPOCH
     return ErrorCode.UNKNOWN_LEADER_EPOCH if knows_epochs else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -319,7 +319,7 @@ def _knows_all(partition: SessionPartition, hosted: Partition, log: Log, params:
     )
 
 
-def _elsewhere(partition: Partition, fetch: PartitionFetch, preferred: int) -> PartitionRead:
+def _referral(partition: Partition, fetch: PartitionFetch, preferred: int) -> PartitionRead:
     """A consumer that is referred to a follower gets no records."""
     log = readable_log(partition, fetch.current_leader_epoch, require_leader=True)
     if isinstance(log, ErrorCode):

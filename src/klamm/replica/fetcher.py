@@ -369,7 +369,7 @@ class ReplicaFetcher:
             return
         ends = await leader_requests.end_offsets_for_epochs(connection, self._config, asked)
         for state in asked:
-            if _take(self._truncating, state) and state.is_current:
+            if _claim(self._truncating, state) and state.is_current:
                 self._on_epoch_end(state, *ends[state.tp])
 
     def _on_epoch_end(self, state: PartitionFetchState, error: ErrorCode, end: EpochEndOffset) -> None:
@@ -387,7 +387,7 @@ class ReplicaFetcher:
         states = [*self._out_of_range.values()]
         resets = await leader_requests.resets(connection, self._config, states)
         for state in states:
-            if _take(self._out_of_range, state) and state.is_current:
+            if _claim(self._out_of_range, state) and state.is_current:
                 self._on_reset(state, resets[state.tp])
 
     def _on_reset(self, state: PartitionFetchState, reset: Reset | ErrorCode) -> None:
@@ -427,7 +427,7 @@ class ReplicaFetcher:
         self._after_change(state, error)
 
 
-def _take(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
+def _claim(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
     """Return whether this state was still waiting. A state that replaced it meanwhile keeps waiting."""
     if waiting.get(state.tp) is not state:
         return False

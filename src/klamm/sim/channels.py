@@ -124,7 +124,7 @@ class Channel:
         elif target.paused_until_ms > self._world.scheduler.time_ms:
             wait = target.paused_until_ms - self._world.scheduler.time_ms
             self._world.scheduler.at(wait, self._arrive, request, endpoints)
-        elif self._says_when(request) and self._world.is_overtaken():
+        elif self._reveals_order(request) and self._world.is_overtaken():
             self._world.scheduler.at(RETRY_MS, self._retry, request)
             self._world.scheduler.at(self._world.scheduler.rng.randint(RETRY_MS, 600), self._arrive_late, request)
         else:
@@ -135,7 +135,7 @@ class Channel:
             else:
                 self._world.scheduler.at(delay, self._answered, request, response)
 
-    def _says_when(self, request: ControlRequest) -> bool:
+    def _reveals_order(self, request: ControlRequest) -> bool:
         """A StopReplica with known leader epochs. For other requests a broker cannot detect that they were
         overtaken."""
         if not isinstance(request, StopReplicaRequest) or not self._has_stop_epochs:
