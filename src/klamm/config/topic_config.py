@@ -20,7 +20,7 @@ _SYNONYM_UNITS = {
     "log.roll.jitter.hours": _HOURS,
 }
 KEEP_RECORDS: Final = MappingProxyType({"retention.ms": "-1", "retention.bytes": "-1"})
-"""Used for a topic whose configuration cannot be decoded: the default could delete what the topic was to keep."""
+"""Used for a topic whose configuration cannot be decoded: the default could delete records that the topic keeps."""
 
 
 def validate_topic_config(overrides: Mapping[str, str | None]) -> str | None:

@@ -122,7 +122,7 @@ class GroupCoordinator:
         return self.config.min_session_timeout_ms <= session_timeout_ms <= self.config.max_session_timeout_ms
 
     def _refuse_new_group(self, request: JoinGroup) -> ErrorCode:
-        """A group is created by a member without an id that names its protocols."""
+        """Only a member without an id that names its protocols can create a group."""
         if request.member_id != UNKNOWN_MEMBER_ID:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if not request.protocol_type or not request.protocols:

@@ -20,7 +20,7 @@ _LONGEST_ID_PREFIX: Final = 8_000
 
 @lazy_dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """A JoinGroup request of any version: the last two fields are what the version allows."""
+    """A JoinGroup request of any version. The last two fields follow from the version."""
 
     member_id: str
     group_instance_id: str | None

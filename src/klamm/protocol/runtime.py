@@ -15,7 +15,7 @@ from klamm.protocol.declaration import BytesLike, Received
 STRING_MAX_BYTES: Final = 32767
 _CUT: Final = b"..."
 MEMORY_BUDGET: Final = 256 * 1024 * 1024
-"""Approximate memory limit for the objects of one message. 200 000 partitions take half of it."""
+"""Approximate memory limit for the objects of one message. 200,000 partitions take half of it."""
 MAX_ELEMENTS: Final = 1_000_000
 """Elements of one array. Kafka 4.4 has the same limit."""
 MAX_TAGGED_FIELDS: Final = 10_000

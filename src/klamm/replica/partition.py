@@ -303,7 +303,7 @@ class Partition:
             return AppendResult(error, log_start_offset=start)
         return append_as_follower(log, records)
 
-    # --- ISR: decisions and what becomes of them ------------------------------------------------------------------
+    # --- ISR: decisions and their outcomes -----------------------------------------------------------------------
 
     def isr_to_expand_to(self, replica_id: int) -> tuple[int, ...] | None:
         """Return the ISR with `replica_id`, if the replica has caught up and no other change is in flight."""

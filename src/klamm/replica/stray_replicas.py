@@ -110,4 +110,4 @@ def _undecodable_is_kept() -> Iterator[None]:
     try:
         yield
     except ZnodeFormatError as error:
-        log.warning("a log that may belong to another broker now is kept: %s", error)
+        log.warning("keeping a log that may now belong to another broker: %s", error)

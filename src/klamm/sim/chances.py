@@ -15,6 +15,6 @@ class Chances:
     overtaken: float = 0.2
     repeated_proposal: float = 0.2
     lagging_member: float = 0.3
-    """That a leader, when it checks its followers, finds one that lags for longer than allowed."""
+    """Chance that a leader that checks its followers finds one that lags for longer than allowed."""
     partial_fetches: bool = True
     """Whether a follower gets a random part of the records that it lacks, instead of all of them."""

@@ -35,7 +35,7 @@ class Faults:
     happens."""
 
     pause_s = (0.1, 1.6)
-    """Between two faults."""
+    """Pause between two faults."""
 
     def __init__(self, cluster: SimCluster, end_s: float) -> None:
         self._cluster = cluster

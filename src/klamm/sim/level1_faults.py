@@ -47,7 +47,7 @@ class Faults:
         self._rng = work.rng
 
     def actions(self) -> list[tuple[int, Action]]:
-        """With their weights."""
+        """The faults and operations, with their weights."""
         return [
             (12, self._crash),
             (8, self._power_failure),

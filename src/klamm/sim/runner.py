@@ -18,7 +18,7 @@ from klamm.sim.world import World
 FAULTS_MS = 3_000
 QUIET_MS = 4_500
 LAST_CHANGE_MS = 300
-"""For new addresses in a quiet cluster: no later request can make up for one that was not sent."""
+"""Time for new addresses in a quiet cluster. Nothing happens afterwards, so a request that is missing stays missing."""
 PART = 25
 """Seeds per work item of a process."""
 OnDone = Callable[[int], None]

@@ -42,7 +42,7 @@ class EndTxn:
 
 
 def end_transaction(txn: TransactionMetadata, request: EndTxn, *, new_producer_id: int | None, now_ms: int) -> Decision:
-    """NONE: the transaction has this outcome already."""
+    """Return the transition, or an error. NONE means that the transaction has this outcome already."""
     if request.version.bumps_epoch:
         return _end_with_bump(txn, request, new_producer_id, now_ms)
     return _end_in_epoch(txn, request, now_ms)

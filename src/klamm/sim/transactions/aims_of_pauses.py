@@ -178,7 +178,7 @@ async def _expect_no_answer(stage: Stage, actor: Actor, home: SimNode, state: To
 
 
 async def _ask_deposed_for_more(stage: Stage, *, writes_first: bool) -> None:
-    """It neither verifies nor adds partitions, nor fences or forgets producers, as its memory has them.
+    """A deposed coordinator does not verify or add partitions from memory, and fences and forgets no producer.
 
     It appends a record that nobody follows, before or after it receives the fetches that have waited.
     """

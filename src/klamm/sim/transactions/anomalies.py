@@ -141,7 +141,7 @@ def duplicates(seen: Observations) -> Iterator[str]:
 
 
 def unstable_ends(seen: Observations) -> Iterator[str]:
-    """ListOffsets with `read_committed` returned an end behind the records of a transaction that was open."""
+    """ListOffsets with `read_committed` returned an end after records of a transaction that was open."""
     for txn in seen.txns:
         if txn.outcome is Outcome.COMMITTED:
             for end in txn.ends:

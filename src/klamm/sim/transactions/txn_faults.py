@@ -44,7 +44,7 @@ OLD_CLIENT: Final = "w1"
 """The transactional id that always speaks the old protocol, and keeps its epoch for many transactions."""
 _END: Final = EndTxnRequest.KEY
 _FIRST_STEPS: Final = {"Produce": AddPartitionsToTxnRequest.KEY, "TxnOffsetCommit": AddOffsetsToTxnRequest.KEY}
-"""The requests that a late one of a careless client must follow at once in order to join the next transaction."""
+"""By late request: the first request of a transaction, directly after which the late one can join that transaction."""
 COPIER: Final = "c0"
 """The beginning of the transactional ids that send TxnOffsetCommit."""
 _STEPS: Final = tuple(key for name, key in TRANSACTIONAL.items() if name not in ("InitProducerId", "EndTxn"))
