@@ -7,6 +7,11 @@ makes one such result of many. The follower of a `PromptFuture` does not wait fo
 
 Work that takes long or waits several times is a generator (`Steps`): it yields None where others may use the loop, and
 waits by `yield from result_of(...)`. `begin` starts it.
+
+`after`, `promptly` and steps are three forms and not one, because one would cost more or do less. `after` is for a
+single wait, for which steps cost four times as much if the result is available. `promptly` is for a continuation that
+changes no state: only that may run inside the change that it waited for. `klamm.apis.api_declaration` says which form
+a handler uses.
 """
 
 from __future__ import annotations
