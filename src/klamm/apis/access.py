@@ -21,7 +21,8 @@ FAILED: Final = {
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 """The error of an operation that is not allowed."""
-_is_logged: Final = getLogger(audit.LOGGER).isEnabledFor
+is_logged: Final = getLogger(audit.LOGGER).isEnabledFor
+"""Whether the audit log has a level. DEBUG: operations that are allowed."""
 _CLUSTER: Final = ResourceType.CLUSTER
 _CLUSTER_ACTION: Final = AclOperation.CLUSTER_ACTION
 
@@ -41,8 +42,13 @@ def may(
         return True
     channel = ctx.channel
     principal, host = channel.principal, channel.client_host
-    if acls.authorizer.is_allowed(principal, host, operation, kind, name):
-        if _is_logged(DEBUG):
+    authorizer = acls.authorizer
+    # Looked up here: a call would cost as much as the look-up.
+    is_allowed = authorizer.remembered.get((principal, host, operation, kind, name))
+    if is_allowed is None:
+        is_allowed = authorizer.is_allowed(principal, host, operation, kind, name)
+    if is_allowed:
+        if is_logged(DEBUG):
             audit.allowed(principal, host, operation, kind, name, ctx.api_name)
         return True
     audit.denied(principal, host, operation, kind, name, ctx.api_name, is_probe=is_probe)
@@ -77,7 +83,7 @@ def may_on_any(broker: Broker, ctx: RequestContext, operation: AclOperation, kin
     channel = ctx.channel
     principal, host = channel.principal, channel.client_host
     if acls.authorizer.is_allowed_on_any(principal, host, operation, kind):
-        if _is_logged(DEBUG):
+        if is_logged(DEBUG):
             audit.allowed(principal, host, operation, kind, None, ctx.api_name)
         return True
     audit.denied(principal, host, operation, kind, None, ctx.api_name)

@@ -90,7 +90,9 @@ def bind(apis: Iterable[Api[Any, Any]], broker: Broker) -> tuple[Api[Any, Any], 
 def _dispatch(api: Api[Any, Any], broker: Broker) -> Callable[[RequestContext, Any], Dispatched]:
     handle = partial(api.handle, broker)
     guard = api.guard
-    return handle if guard is None or not guard.is_needed(broker) else partial(guard, broker, handle)
+    if guard is None or not guard.is_needed(broker):
+        return handle
+    return partial(guard.__call__, broker, handle)  # the method: Python finds it once, and calls it faster
 
 
 def at_once(steps: Generator[None, None, A]) -> A:

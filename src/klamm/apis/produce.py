@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from logging import DEBUG
 from typing import Any, Final
 
-from klamm.apis.access import may
+from klamm.apis.access import is_logged, may
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.guards import Each, Handle
 from klamm.apis.leader_hint import WRONG_LEADER, LeaderHints
@@ -327,7 +328,11 @@ class _Guard:
         transactional_id = req.transactional_id
         topics = req.topic_data
         if transactional_id is None and len(topics) == 1:  # the usual request
-            if may(broker, ctx, _WRITE, _TOPIC, topics[0].name):
+            acls, name, channel = broker.acls, topics[0].name, ctx.channel
+            asked = (channel.principal, channel.client_host, _WRITE, _TOPIC, name)
+            # `may`, written out for decisions that are remembered: each call here costs 0.5 % of a small produce.
+            is_known = acls is not None and acls.authorizer.remembered.get(asked) and not is_logged(DEBUG)
+            if is_known or may(broker, ctx, _WRITE, _TOPIC, name):
                 return handle(ctx, req)
             return self._topics.without(handle, ctx, req)
         if (

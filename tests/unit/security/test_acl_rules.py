@@ -233,7 +233,7 @@ def test_remembered_decisions_are_bounded() -> None:
     for number in range(2 * MOST_REMEMBERED + 1):
         decide(authorizer, READ, f"t{number}")
     decide(authorizer, READ, "long" * 1000)
-    remembered = authorizer._remembered
+    remembered = authorizer.remembered
     assert len(remembered) <= MOST_REMEMBERED
     assert all(len(name or "") < 300 for *_, name in remembered)
 

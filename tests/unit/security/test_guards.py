@@ -155,6 +155,23 @@ def test_allowed_operations_are_logged_at_debug(one: OneBroker, caplog: pytest.L
     assert ["Allowed" in record.getMessage() for record in caplog.records if "authorizer" in record.name] == [True]
 
 
+def test_remembered_decisions_of_a_produce(one: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """The second request finds the decision of the first, until the rules change; DEBUG still has a line for each."""
+    one.lead("a")
+
+    def error() -> int:
+        return int(ask(one, produce.API, send("a"), 9).responses[0].partition_responses[0].error_code)
+
+    assert [error(), error()] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 2
+    allow(one, ("a", AclOperation.WRITE))
+    assert [error(), error()] == [ErrorCode.NONE] * 2
+    caplog.set_level(logging.DEBUG, "kafka.authorizer.logger")
+    assert error() == ErrorCode.NONE
+    assert ["Allowed" in record.getMessage() for record in caplog.records if "authorizer" in record.name][-1]
+    allow(one)
+    assert error() == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
 def fetched(session_id: int, epoch: int, *topics: str) -> FetchRequest:
     partition = FetchPartition(partition=0, current_leader_epoch=-1, fetch_offset=0, partition_max_bytes=1000)
     return FetchRequest(

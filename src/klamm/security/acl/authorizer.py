@@ -21,13 +21,14 @@ _LONGEST_REMEMBERED: Final = 255
 class AclAuthorizer:
     """Kafka's `AclAuthorizer`: the owner of the rules in force. Lives on the broker loop."""
 
-    __slots__ = ("_allows_without_rules", "_remembered", "_rules", "super_users")
+    __slots__ = ("_allows_without_rules", "_rules", "remembered", "super_users")
 
     def __init__(self, super_users: Collection[str] = (), *, allow_everyone_if_no_acl_found: bool = False) -> None:
         self.super_users = frozenset(super_users)
         self._allows_without_rules = allow_everyone_if_no_acl_found
         self._rules = AclRules()
-        self._remembered: dict[tuple[str, str, AclOperation, ResourceType, str | None], bool] = {}
+        self.remembered: dict[tuple[str, str, AclOperation, ResourceType, str | None], bool] = {}
+        """Decisions by the rules in force. The hot path looks here first; another dict replaces this one."""
 
     @property
     def rules(self) -> AclRules:
@@ -35,18 +36,18 @@ class AclAuthorizer:
 
     def replace_rules(self, rules: AclRules) -> None:
         self._rules = rules
-        self._remembered = {}
+        self.remembered = {}
 
     def is_allowed(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Return whether the operation on this resource is allowed."""
         key = (principal, host, operation, kind, name)
-        known = self._remembered.get(key)
+        known = self.remembered.get(key)
         return known if known is not None else self._decide(principal, host, operation, kind, name)
 
     def is_allowed_on_any(self, principal: str, host: str, operation: AclOperation, kind: ResourceType) -> bool:
         """Return whether the operation is allowed on at least one resource of this type."""
         key = (principal, host, operation, kind, None)
-        known = self._remembered.get(key)
+        known = self.remembered.get(key)
         return known if known is not None else self._decide(principal, host, operation, kind, None)
 
     def operations(self, principal: str, host: str, kind: ResourceType, name: str) -> int:
@@ -68,7 +69,7 @@ class AclAuthorizer:
             )
         if name is not None and len(name) > _LONGEST_REMEMBERED:
             return decision
-        if len(self._remembered) >= MOST_REMEMBERED:
-            self._remembered = {}
-        self._remembered[principal, host, operation, kind, name] = decision
+        if len(self.remembered) >= MOST_REMEMBERED:
+            self.remembered = {}
+        self.remembered[principal, host, operation, kind, name] = decision
         return decision

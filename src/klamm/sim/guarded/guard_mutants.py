@@ -56,6 +56,12 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
         2,
     ),
     "produce_is_not_checked": _unguarded("produce", "guard=_Guard()"),
+    "denied_requests_are_accepted_again": Mutant(
+        _A + "access",
+        "    is_allowed = authorizer.remembered.get((principal, host, operation, kind, name))\n",
+        "    is_allowed = (principal, host, operation, kind, name) in authorizer.remembered or None\n",
+        1,
+    ),
     "list_offsets_is_not_checked": _unguarded("list_offsets"),
     "offset_commit_is_not_checked": _unguarded("offset_commit"),
     "epochs_are_shown_to_anyone": _unguarded("offset_for_leader_epoch", "guard=_Guard()"),
@@ -337,7 +343,7 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "decisions_outlive_their_rules": Mutant(
         "klamm.security.acl.authorizer",
-        "        self._rules = rules\n        self._remembered = {}\n",
+        "        self._rules = rules\n        self.remembered = {}\n",
         "        self._rules = rules\n",
         2,
     ),
