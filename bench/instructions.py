@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from klamm.testing import LocalCluster
 
 PATIENCE_S: Final = 600.0
 _TOTALS: Final = re.compile(r"^totals: (\d+)", re.MULTILINE)
-_SETTINGS: Final = {"zookeeper.session.timeout.ms": 600_000, "replica.lag.time.max.ms": 600_000}
+_SETTINGS: Final[Mapping[str, object]] = {"zookeeper.session.timeout.ms": 600_000, "replica.lag.time.max.ms": 600_000}
 _WRAPPER: Final = """#!/bin/sh
 case "$*" in
 *klamm.server*broker-{broker_id}*)
@@ -52,7 +52,9 @@ class InstructionCounter:
 
 
 @contextmanager
-def counted_cluster(brokers: int) -> Iterator[tuple[LocalCluster, InstructionCounter]]:
+def counted_cluster(
+    brokers: int, configs: Mapping[str, object] | None = None, data_dir: str | None = None
+) -> Iterator[tuple[LocalCluster, InstructionCounter]]:
     """Start a cluster whose broker 1 runs under callgrind, about 50 times slower."""
     for program in ("valgrind", "callgrind_control"):
         assert shutil.which(program) is not None, f"{program} is missing: apt-get install valgrind"
@@ -62,7 +64,11 @@ def counted_cluster(brokers: int) -> Iterator[tuple[LocalCluster, InstructionCou
         wrapper.write_text(_WRAPPER.format(broker_id=1, folder=folder, python=sys.executable))
         wrapper.chmod(0o700)
         cluster = LocalCluster(
-            brokers=brokers, broker_configs=_SETTINGS, start_timeout_s=PATIENCE_S, stop_timeout_s=PATIENCE_S
+            brokers=brokers,
+            broker_configs={**_SETTINGS, **(configs or {})},
+            data_dir=data_dir,
+            start_timeout_s=PATIENCE_S,
+            stop_timeout_s=PATIENCE_S,
         )
         with mock.patch.object(sys, "executable", str(wrapper)), cluster:
             yield cluster, InstructionCounter(cluster.pid(1), folder)
