@@ -17,7 +17,7 @@ from klamm.protocol.messages.metadata import MetadataRequest
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from klamm.protocol.wire import decode
-from tests.support import attacks, record_attacks
+from tests.support import attacks, znode_attacks
 from tests.support.attack_target import LOOPBACK, MIB, TIMEOUT_S, Target, frame, read_answers
 
 _CORRELATION_BYTES: Final = 4
@@ -181,28 +181,17 @@ HANDSHAKES: Final[tuple[Callable[[SecuredTarget], None], ...]] = (
     sasl_states,
     silent_logins,
 )
-OVER_TLS: Final[tuple[Callable[[Target], None], ...]] = (
-    attacks.tagged_fields,
-    attacks.giant_fetch,
-    attacks.fetches_of_the_dead,
-    attacks.slow_readers,
-    attacks.metadata_flood,
-    attacks.fetch_sessions,
-    attacks.churn,
-    attacks.half_frames,
-    attacks.garbage,
-    attacks.giant_group_metadata,
-    attacks.giant_offset_metadata,
-    attacks.forged_update,
-    attacks.forged_leader,
-    attacks.forged_stop,
-    attacks.forged_shutdown,
-    attacks.lock_out,
-    record_attacks.damaged_batches,
-    record_attacks.odd_headers,
-    record_attacks.broken_inside,
+_ON_ZOOKEEPER: Final[tuple[Callable[[Target], None], ...]] = (
+    attacks.zookeeper_auth,
+    attacks.zookeeper_silence,
+    attacks.zookeeper_paths,
+    znode_attacks.multi_reads,
+    znode_attacks.deleted_registration,
+    znode_attacks.damaged_controller_epoch,
 )
-"""All attacks on brokers of `attacks.ATTACKS`; those on ZooKeeper take the same path here."""
+"""They take the same path here as in a plain cluster."""
+OVER_TLS: Final = tuple(attack for attack in attacks.ATTACKS if attack not in _ON_ZOOKEEPER)
+"""All attacks of the siege on brokers."""
 
 
 def attacker(ports: list[int], topic: str, ca: Path, user: tuple[str, str], seed: int, size: float) -> SecuredTarget:

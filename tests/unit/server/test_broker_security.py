@@ -54,6 +54,39 @@ def test_every_listener_has_its_own_security(files: TlsFiles) -> None:
     assert own is not None and own.verify_mode == ssl.CERT_OPTIONAL
 
 
+def negotiated(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]:
+    """Shake hands in memory; return the version of TLS and the name of the cipher suite in OpenSSL's words."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for side in 3 * sides:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    version, cipher = sides[0].version(), sides[0].cipher()
+    assert version is not None and cipher is not None
+    return version, cipher[0]
+
+
+def test_protocols_and_cipher_suites_are_those_of_the_listener(files: TlsFiles) -> None:
+    suites = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+    own = {"ssl.enabled.protocols": "TLSv1.2", "ssl.cipher.suites": suites}
+    made = security(files, **{f"listener.name.ssl.{key}": value for key, value in own.items()})
+    client = client_context(TlsSettings(trusted=files.ca.read_bytes()))
+    restricted, other = made.listeners["SSL"].context, made.listeners["SASL_SSL"].context
+    assert restricted is not None and other is not None
+    version, cipher = negotiated(restricted, client)
+    assert version == "TLSv1.2" and cipher.endswith("AES128-GCM-SHA256")
+    assert negotiated(other, client)[0] == "TLSv1.3"
+    client.set_ciphers("ECDHE+AES256")
+    with pytest.raises(ssl.SSLError):
+        negotiated(restricted, client)
+    client.minimum_version = ssl.TLSVersion.TLSv1_3
+    with pytest.raises(ssl.SSLError):
+        negotiated(restricted, client)
+
+
 def test_a_listener_limits_the_frames_of_strangers(files: TlsFiles) -> None:
     key = "sasl.server.max.receive.size"
 
