@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import itertools
 from base64 import b64encode
@@ -116,6 +117,20 @@ def test_bare_tokens_follow_a_handshake_of_version_0() -> None:
     last = peer.send_bytes(token)
     assert last is not None and last.token is not None and client.step(last.token) is None
     assert peer.context.principal == "User:alice" and peer.security.counts.without_reauthentication == 1
+
+
+@pytest.mark.parametrize(("version", "is_bare"), [(0, False), (1, True)])
+def test_a_client_cannot_change_the_form_of_its_tokens(version: int, is_bare: bool) -> None:
+    """The handshake decides it: bare after version 0, in requests after version 1. The right password does not help."""
+    peer = Peer()
+    assert peer.handshake(PLAIN, version=version).error_code == ErrorCode.NONE
+    token = client_of(PLAIN).first()
+    if is_bare:
+        with contextlib.suppress(ProtocolError):
+            peer.send_bytes(token)
+    else:
+        peer.authenticate(token)
+    assert peer.gate.is_closed and peer.context.principal == ANONYMOUS
 
 
 def test_a_bad_bare_token_is_not_answered() -> None:
