@@ -129,7 +129,7 @@ def test_a_damaged_znode_proves_nothing(fixture: Fixture, path: str, caplog: pyt
     fixture.znodes[paths.partition_state_path("u", 0)] = fixture.znodes[paths.partition_state_path("t", 0)]
     fixture.znodes[path] = b"garbage"
     fixture.reported()
-    assert fixture.is_there and f"is kept: znode {path}: b'garbage' is not JSON" in caplog.text
+    assert fixture.is_there and f"belong to another broker: znode {path}: b'garbage' is not JSON" in caplog.text
     assert fixture.one.broker.logs.get_log(other) is None, "other logs are checked"
 
 
