@@ -2,7 +2,7 @@
 
 The event loop's own servers accept all waiting connections in one turn. A client that connects and leaves thousands of
 times fills the backlog, and others wait until all these connections were opened and closed again. So connections whose
-peer has left are closed here before anything is made for them.
+peer has left are closed here before anything is made for them, and so are those for which there is no room.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ _log = logging.getLogger(__name__)
 
 
 class AcceptLoop:
-    """Passes each accepted socket, which does not block, to `open_socket`."""
+    """Passes each accepted socket, which does not block, to `open_socket`, unless its address has no room."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, open_socket: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        open_socket: Callable[[socket.socket], None],
+        has_room: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._loop = loop
         self._open_socket = open_socket
+        self._has_room = has_room
         self.sockets: list[socket.socket] = []
         """The listening sockets."""
 
@@ -49,7 +55,7 @@ class AcceptLoop:
         opened = 0
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                sock, _ = listening.accept()
+                sock, address = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -60,7 +66,7 @@ class AcceptLoop:
                 self._pause(listening, error)
                 return
             sock.setblocking(False)
-            if _has_left(sock):
+            if _has_left(sock) or not self._has_room(str(address[0])):
                 sock.close()
                 continue
             self._open_socket(sock)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.errors import ConfigError
@@ -22,7 +24,21 @@ from klamm.network.tls_handshakes import TlsHandshakes
 OS_DEFAULT: Final = -1
 """The socket buffer size that leaves the choice to the system."""
 MAX_CONNECTION_INDEX: Final = 2**31 - 1
+FULL_LOG_INTERVAL_S: Final = 60.0
+"""How often a full listener is logged."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evictions:
+    """Places of other connections. All listeners share them."""
+
+    for_listener: Callable[[str], None]
+    """Close the least recently used connection of another listener."""
+    of_silent: Callable[[], bool]
+    """Close the oldest connection without a request; return whether there was one."""
+    on_room: Callable[[], None]
+    """Admit waiting connections after one has closed."""
 
 
 class Acceptor:
@@ -43,8 +59,7 @@ class Acceptor:
         registry: MetricsRegistry,
         backlog: int,
         send_buffer_bytes: int,
-        evict: Callable[[str], None],
-        on_room: Callable[[], None],
+        evictions: Evictions,
     ) -> None:
         self.endpoint = endpoint
         self.processor = processor
@@ -52,8 +67,7 @@ class Acceptor:
         self._quotas = quotas
         self._backlog = backlog
         self._send_buffer_bytes = send_buffer_bytes
-        self._evict = evict
-        self._on_room = on_room
+        self._evictions = evictions
         self._servers: list[asyncio.Server] = []
         self._is_started = False
         self._waiting_brokers: deque[Connection] = deque()
@@ -61,8 +75,11 @@ class Acceptor:
         self.open: dict[Connection, None] = {}
         """All connections of the listener, also those that wait for admission."""
         self._next_index = 0
-        self._handshakes = TlsHandshakes(processor.environment, self.new_connection)
-        self._accept_loop = AcceptLoop(processor.environment.loop, self._open)
+        self._silent: deque[Connection] = deque()
+        """In the order of their opening; those that have sent a request since then are removed when they are met."""
+        self._full_until = -math.inf
+        self._handshakes = TlsHandshakes(processor.environment, self.new_connection, self._has_room)
+        self._accept_loop = AcceptLoop(processor.environment.loop, self._open, self._has_room)
         self._opening: dict[asyncio.Task[None], None] = {}
         prefix = "ControlPlane" if processor.is_control_plane else ""
         tags = {"listener": endpoint.listener}
@@ -110,6 +127,33 @@ class Acceptor:
         simulated = [sock for server in self._servers for sock in server.sockets]
         return [*self._handshakes.sockets, *self._accept_loop.sockets, *simulated]
 
+    def _has_room(self, ip: str) -> bool:
+        """Return whether a connection may be opened. If there are too many, a silent one closes in its favour.
+
+        A connection that waits for descriptors would hold one, so others are closed at once.
+        """
+        quotas = self._quotas
+        if quotas.may_open(self.endpoint.listener, ip):
+            return True
+        now = self.processor.environment.clock.monotonic()
+        if now >= self._full_until:
+            self._full_until = now + FULL_LOG_INTERVAL_S
+            _log.warning(
+                "listener %s is full: %d connections are open; the other file descriptors are reserved for logs and "
+                "brokers. New connections replace silent ones or are refused. Raise the limit of open files "
+                "(ulimit -n, LimitNOFILE)",
+                self.endpoint.listener,
+                quotas.open_connections,
+            )
+        return self._evictions.of_silent()
+
+    def oldest_silent(self) -> Connection | None:
+        """Return the connection that has been open longest without a request."""
+        silent = self._silent
+        while silent and (silent[0].is_closed or not silent[0].is_silent):
+            silent.popleft()
+        return silent[0] if silent else None
+
     def start_processing(self) -> None:
         self._is_started = True
         self.admit_waiting()
@@ -118,17 +162,27 @@ class Acceptor:
 
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
         self.open[connection] = None
+        self._quotas.open_connections += 1
+        self._note_silent(connection)
         self._identify(connection, transport)
         line = self._line_of(connection)
         if line or not self._try_admit(connection):
             self._wait(connection, line)
 
+    def _note_silent(self, connection: Connection) -> None:
+        silent = self._silent
+        silent.append(connection)
+        if len(silent) > 2 * len(self.open) + 64:
+            self._silent = deque(c for c in silent if c.is_silent and not c.is_closed)
+
     def _on_connection_lost(self, connection: Connection) -> None:
-        self.open.pop(connection, None)
+        if connection in self.open:
+            del self.open[connection]
+            self._quotas.open_connections -= 1
         if connection.is_admitted:
             self.processor.remove(connection)
             self._quotas.release(self.endpoint.listener, connection.context.client_host)
-            self._on_room()
+            self._evictions.on_room()
 
     def admit_waiting(self) -> None:
         """Admit waiting connections, those of brokers first, in their order and as far as the quotas allow."""
@@ -183,7 +237,7 @@ class Acceptor:
                 return True
             case Admission.ADMIT_AND_EVICT:
                 self._admit(connection)
-                self._evict(self.endpoint.listener)
+                self._evictions.for_listener(self.endpoint.listener)
             case Admission.ADMIT:
                 self._admit(connection)
         return True

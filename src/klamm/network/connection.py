@@ -53,6 +53,7 @@ class Connection(GuardedProtocol):
         "index",
         "is_admitted",
         "is_closed",
+        "is_silent",
     )
 
     def __init__(
@@ -67,6 +68,8 @@ class Connection(GuardedProtocol):
         self.index = -1
         self.is_admitted = False
         self.is_closed = False
+        self.is_silent = True
+        """Whether the peer has not sent a whole request yet."""
         self._on_made = on_made
         self._on_lost = on_lost
         self._channel = channel
@@ -115,6 +118,7 @@ class Connection(GuardedProtocol):
             self._refuse_peer(str(error))
             return
         if has_frames:
+            self.is_silent = False
             self._process(now)
         if self._reader.large_bytes != self._unfinished_bytes:
             self._note_unfinished(self._reader.large_bytes)

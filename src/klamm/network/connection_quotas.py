@@ -35,11 +35,23 @@ class ConnectionLimits:
     listener_max_connections: Mapping[str, int] = field(default_factory=dict)
 
 
+@lazy_dataclass(frozen=True, slots=True)
+class DescriptorRoom:
+    """How many connections may be open at once, whether they are admitted or wait: each has a file descriptor."""
+
+    max_open: int = NO_LIMIT
+    for_brokers: int = BROKER_RESERVE
+    """Connections above `max_open` that are reserved for brokers."""
+
+
 class ConnectionQuotas:
     """Counts connections.
 
     Brokers always reach each other: the listeners that only they use are exempt from the limits per address and from
     the broker-wide one, and on a shared listener the addresses of brokers have a reserve above all limits.
+
+    The limits count admitted connections. `DescriptorRoom` counts open ones, so that clients never use up the file
+    descriptors that the broker needs for its logs, for ZooKeeper and for other brokers.
     """
 
     def __init__(
@@ -48,8 +60,12 @@ class ConnectionQuotas:
         *,
         protected_listeners: Collection[str] = (),
         is_broker_address: Callable[[str], bool] = lambda _: False,
+        room: DescriptorRoom | None = None,
     ) -> None:
         self.limits = limits
+        self.room = room if room is not None else DescriptorRoom()
+        self.open_connections = 0
+        """Set by the acceptors."""
         self._protected_listeners = protected_listeners
         self.is_broker_address = is_broker_address
         self._total = 0
@@ -62,6 +78,14 @@ class ConnectionQuotas:
 
     def connections_of(self, ip: str) -> int:
         return self._by_ip.get(ip, 0)
+
+    def may_open(self, listener: str, ip: str) -> bool:
+        """Whether there is a file descriptor for another connection."""
+        room = self.room
+        if self.open_connections < room.max_open:
+            return True
+        is_reserved = listener in self._protected_listeners or self.is_broker_address(ip)
+        return is_reserved and self.open_connections < room.max_open + room.for_brokers
 
     def acquire(self, listener: str, ip: str) -> Admission:
         """Decide on a new connection. It is counted when it is admitted."""

@@ -18,11 +18,11 @@ from klamm.errors import ConfigError
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint
-from klamm.network.acceptor import OS_DEFAULT, Acceptor
+from klamm.network.acceptor import OS_DEFAULT, Acceptor, Evictions
 from klamm.network.api_table import ApiTable
 from klamm.network.charging import NO_QUOTAS, RequestQuotas
 from klamm.network.connection_environment import ConnectionEnvironment, ConnectionOrders
-from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas
+from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas, DescriptorRoom
 from klamm.network.muting import MutedConnections
 from klamm.network.processor import Processor
 from klamm.network.request_channel import RequestChannel
@@ -55,6 +55,7 @@ class SocketServerConfig:
     socket_listen_backlog_size: int = 1024
     connections_max_idle_ms: int = 600_000
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    descriptor_room: DescriptorRoom = field(default_factory=DescriptorRoom)
     control_plane_listener: str | None = None
     inter_broker_listener: str | None = None
     security: Mapping[str, ListenerSecurity] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class SocketServer:
             self.config.connection_limits,
             protected_listeners=_only_for_brokers(self._endpoints, self.config),
             is_broker_address=is_broker_address,
+            room=self.config.descriptor_room,
         )
         scratch = bytearray(RECEIVE_BYTES)
         self._orders = ConnectionOrders()
@@ -135,8 +137,7 @@ class SocketServer:
             registry=self._registry,
             backlog=config.socket_listen_backlog_size,
             send_buffer_bytes=config.socket_send_buffer_bytes,
-            evict=self._evict_for,
-            on_room=self._on_connection_room,
+            evictions=Evictions(self._evict_for, self._evict_silent, self._on_connection_room),
         )
 
     def _register(self) -> None:
@@ -233,6 +234,17 @@ class SocketServer:
         if victim is not None:
             victim.log_refusal(logging.INFO, "Closing", "max.connections is reached")
             victim.abort()
+
+    def _evict_silent(self) -> bool:
+        """Close the oldest connection without a request, in favour of a new one; return whether there was one."""
+        silent = [c for a in self.acceptors if (c := a.oldest_silent()) is not None]
+        victim = min(silent, key=lambda c: c.context.order, default=None)
+        if victim is None:
+            return False
+        victim.is_silent = False  # It does not count again before it is closed.
+        victim.log_refusal(logging.INFO, "Closing", "it has sent nothing, and the file descriptors are needed")
+        victim.abort()
+        return True
 
     def _on_connection_room(self) -> None:
         for acceptor in self.acceptors:

@@ -74,11 +74,16 @@ class AcceptedSocket(asyncio.Transport):
 class TlsHandshakes:
     """One task per connection that is in its handshake. The listener's context of that moment is used."""
 
-    def __init__(self, environment: ConnectionEnvironment, new_connection: Callable[[], Connection]) -> None:
+    def __init__(
+        self,
+        environment: ConnectionEnvironment,
+        new_connection: Callable[[], Connection],
+        has_room: Callable[[str], bool],
+    ) -> None:
         self._environment = environment
         self._loop = environment.loop
         self._new_connection = new_connection
-        self._accept_loop = AcceptLoop(environment.loop, self._open)
+        self._accept_loop = AcceptLoop(environment.loop, self._open, has_room)
 
     def listen(self, sock: socket.socket, backlog: int) -> None:
         hide_handshake_errors(self._loop)

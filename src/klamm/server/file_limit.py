@@ -1,13 +1,22 @@
-"""The limit of open files, and the share of the logs."""
+"""The limit of open files, and the shares of logs and connections."""
 
 from __future__ import annotations
 
+import logging
 import resource
 from typing import Final
+
+from klamm.network.connection_quotas import BROKER_RESERVE, NO_LIMIT, DescriptorRoom
 
 _MAX_LIMIT: Final = 1 << 20
 _MIN_SEGMENTS: Final = 16
 _MAX_SEGMENTS: Final = 50_000
+_MIN_CONNECTIONS: Final = 16
+_MIN_OWN: Final = 24
+_MAX_OWN: Final = 128
+"""Files of the process that are neither open segments nor accepted connections: libraries, ZooKeeper, connections to
+other brokers, checkpoints."""
+_log = logging.getLogger(__name__)
 
 
 def raise_to_hard_limit() -> int:
@@ -17,14 +26,30 @@ def raise_to_hard_limit() -> int:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        except (OSError, ValueError):  # Not possible on this system: the old limit is enough to continue.
+        except (OSError, ValueError) as error:  # Not possible on this system: the old limit is enough to continue.
+            _log.warning("the limit of open files stays at %d: raising it to %d failed: %s", soft, allowed, error)
             return soft
+        _log.info("the limit of open files was raised from %d to %d, the system's maximum", soft, allowed)
     return allowed
 
 
 def open_segments(limit: int | None = None) -> int:
     """Return the number of segments that logs may keep open: half of the files are left for connections."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
+    soft = _current() if limit is None else limit
     if soft == resource.RLIM_INFINITY:
         return _MAX_SEGMENTS
     return max(_MIN_SEGMENTS, min(soft // 2, _MAX_SEGMENTS))
+
+
+def connections(limit: int | None = None) -> DescriptorRoom:
+    """Return how many connections may be open, so that the logs and the broker itself always have their share."""
+    soft = _current() if limit is None else limit
+    if soft == resource.RLIM_INFINITY:
+        return DescriptorRoom(NO_LIMIT)
+    own = min(max(soft // 8, _MIN_OWN), _MAX_OWN)
+    for_brokers = min(soft // 8, BROKER_RESERVE)
+    return DescriptorRoom(max(soft - open_segments(soft) - own - for_brokers, _MIN_CONNECTIONS), for_brokers)
+
+
+def _current() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -12,7 +12,7 @@ from typing import Final
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.controller.config import BLOCK_SIZE, ControllerConfig, InterBrokerProtocol
 from klamm.model import EndPoint
-from klamm.network.connection_quotas import ConnectionLimits
+from klamm.network.connection_quotas import ConnectionLimits, DescriptorRoom
 from klamm.network.socket_server import SocketServer, SocketServerConfig
 from klamm.security.listener_security import ListenerSecurity
 from klamm.security.outgoing import OutgoingSecurity
@@ -29,7 +29,9 @@ def connection_limits(config: KafkaConfig) -> ConnectionLimits:
     )
 
 
-def socket_server(config: KafkaConfig, security: Mapping[str, ListenerSecurity]) -> SocketServerConfig:
+def socket_server(
+    config: KafkaConfig, security: Mapping[str, ListenerSecurity], room: DescriptorRoom | None = None
+) -> SocketServerConfig:
     return SocketServerConfig(
         num_io_threads=config.num_io_threads,
         queued_max_requests=config.queued_max_requests,
@@ -40,6 +42,7 @@ def socket_server(config: KafkaConfig, security: Mapping[str, ListenerSecurity])
         socket_listen_backlog_size=config.socket_listen_backlog_size,
         connections_max_idle_ms=config.connections_max_idle_ms,
         connection_limits=connection_limits(config),
+        descriptor_room=room if room is not None else DescriptorRoom(),
         control_plane_listener=config.control_plane_listener,
         inter_broker_listener=config.inter_broker_listener,
         security=security,

@@ -55,6 +55,8 @@ from klamm.zk.client.loop_pulse import LoopPulse
 from klamm.zk.client.zk_session import SessionState
 from klamm.zk.model import paths
 
+_MANY_CONNECTIONS = 10_000
+"""A broker that may open fewer connections protects those of other brokers from the start."""
 log = logging.getLogger(__name__)
 
 
@@ -234,10 +236,14 @@ class Starting:
         return server
 
     async def _broker_addresses(self, broker: Broker) -> BrokerAddresses:
-        """Return the addresses that have a reserve. If there are limits, registered brokers have one from the start."""
+        """Return the addresses that have a reserve. If there are limits, registered brokers have one from the start.
+
+        Otherwise a controller could not connect to a starting broker whose places are all taken.
+        """
         spawn, resolve = self._tasks.spawn, self._environment.resolve
         addresses = BrokerAddresses(broker.config.advertised_endpoints, broker.metadata, spawn, resolve)
-        if settings.connection_limits(broker.config) != ConnectionLimits():
+        is_limited = settings.connection_limits(broker.config) != ConnectionLimits()
+        if is_limited or file_limit.connections().max_open < _MANY_CONNECTIONS:
             read = partial(registration.registered_brokers, broker.zk)
             await addresses.read_registrations(read)
             spawn(addresses.follow_registrations(read))
@@ -255,7 +261,7 @@ class Starting:
             loop=broker.loop,
             clock=broker.clock,
             registry=broker.metrics,
-            config=settings.socket_server(config, security.listeners),
+            config=settings.socket_server(config, security.listeners, file_limit.connections()),
             is_broker_address=addresses.includes,
             client_quotas=broker.quotas,
         )

@@ -1,0 +1,116 @@
+"""Clients never use up the file descriptors that a broker needs itself, and silent ones do not keep others out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from klamm.model import SecurityProtocol
+from klamm.network import SocketServerConfig
+from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas, DescriptorRoom
+from tests.unit.network.harness import Server, both_loops, heartbeat, heartbeat_api, until
+from tests.unit.network.secured_harness import SecuredServer
+
+Run = Callable[[Any], None]
+
+
+def with_room(max_open: int, for_brokers: int = 0) -> SocketServerConfig:
+    return SocketServerConfig(descriptor_room=DescriptorRoom(max_open, for_brokers))
+
+
+def test_brokers_have_places_that_clients_cannot_take() -> None:
+    quotas = ConnectionQuotas(
+        ConnectionLimits(),
+        protected_listeners=("REPLICATION",),
+        is_broker_address="10.0.0.1".__eq__,
+        room=DescriptorRoom(2, 1),
+    )
+    found = []
+    for quotas.open_connections in range(4):
+        found.append(
+            [quotas.may_open(*peer) for peer in (("C", "9.9.9.9"), ("C", "10.0.0.1"), ("REPLICATION", "9.9.9.9"))]
+        )
+    assert found == [[True] * 3, [True] * 3, [False, True, True], [False] * 3]
+
+
+@both_loops
+def test_the_oldest_silent_connection_closes_in_favour_of_a_new_one(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=with_room(3)) as server:
+            open_connections = server.network.acceptors[0].open
+            busy = await server.client()
+            busy.send(heartbeat(1))
+            await busy.receive_heartbeat()
+            silent = [await server.client() for _ in range(2)]
+            await until(lambda: len(open_connections) == 3)
+            for number in range(2, 6):
+                client = await server.client()
+                client.send(heartbeat(number))
+                if number <= 3:
+                    assert (await client.receive_heartbeat())[1] == number
+                    assert await silent[number - 2].receive_end() == b""
+                else:  # Everybody has sent a request.
+                    assert await client.receive_end() == b""
+            busy.send(heartbeat(9))
+            assert (await busy.receive_heartbeat())[1] == 9
+            assert len(open_connections) == server.network.quotas.open_connections == 3
+
+    run(scenario())
+    full = [r.getMessage() for r in caplog.records if "is full" in r.getMessage()]
+    assert len(full) == 1 and "3 connections are open" in full[0]
+
+
+@both_loops
+def test_connections_that_wait_for_admission_count(run: Run) -> None:
+    async def scenario() -> None:
+        config = SocketServerConfig(
+            descriptor_room=DescriptorRoom(2, 0), connection_limits=ConnectionLimits(max_connections=1)
+        )
+        async with Server(heartbeat_api(), config=config) as server:
+            admitted = await server.client()
+            admitted.send(heartbeat(1))
+            await admitted.receive_heartbeat()
+            waiting = await server.client()
+            await until(lambda: server.network.quotas.open_connections == 2)
+            newer = await server.client()
+            assert await waiting.receive_end() == b""
+            await admitted.close()
+            newer.send(heartbeat(2))
+            assert (await newer.receive_heartbeat())[1] == 2
+
+    run(scenario())
+
+
+@both_loops
+def test_a_broker_connects_although_clients_hold_every_place(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=with_room(1, 1), broker_addresses=("127.0.0.2",)) as server:
+            client = await server.client()
+            client.send(heartbeat(1))
+            await client.receive_heartbeat()
+            refused = await server.client()
+            assert await refused.receive_end() == b""
+            broker = await server.client(address="127.0.0.2")
+            broker.send(heartbeat(2))
+            assert (await broker.receive_heartbeat())[1] == 2
+
+    run(scenario())
+
+
+@both_loops
+def test_peers_that_never_begin_the_tls_handshake_make_room(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL, config=with_room(2)) as server:
+            silent = [await server.client() for _ in range(2)]
+            await until(lambda: server.network.quotas.open_connections == 2)
+            client = await server.tls_client()
+            assert await silent[0].receive_end() == b""
+            client.send(heartbeat(1))
+            assert (await client.receive_heartbeat())[1] == 1
+
+    run(scenario())
