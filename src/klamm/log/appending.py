@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from klamm.errors import ErrorCode, ProtocolError
+from klamm.log.disk_guard import TOO_MANY_FILES
 from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
@@ -37,7 +38,7 @@ def append_as_leader(
     checked for their transaction.
     """
     if not log.is_usable():
-        return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE)
+        return _not_usable(log, records, origin)
     now_ms = log.clock.now_ms()
     checked: Checked
     if isinstance(records, memoryview):
@@ -78,7 +79,11 @@ def _append_batch(
         log.write(batch, (prefix, view[PREFIX.size :]), size, last_offset, now_ms)
         flush_pending = log.has_flush_limits and log.flush_if_due()
     except OSError as e:
+        if origin is _CLIENT and batch.producer_id >= 0 and log.log_end_offset == base_offset:
+            log.unwritten.note(batch)
         return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, log.disk.failed(e, "appending to"))
+    if log.unwritten:
+        log.unwritten.written(batch.producer_id)
     start, count = log.log_start_offset, batch.record_count
     return AppendResult(_NONE, base_offset, last_offset, append_time_ms, start, count, size, flush_pending)
 
@@ -96,6 +101,7 @@ def append_as_follower(log: Log, records: memoryview | bytes | bytearray) -> App
     if not sent:
         return AppendResult(ErrorCode.NONE, log_start_offset=log.log_start_offset)
     now_ms = log.clock.now_ms()
+    log.unwritten.clear()
     try:
         for batch in sent:
             log.write(batch, (batch.view,), batch.size_bytes, batch.last_offset, now_ms)
@@ -115,15 +121,28 @@ def append_as_follower(log: Log, records: memoryview | bytes | bytearray) -> App
 
 def find_duplicate(log: Log, records: Checkable) -> AppendResult | None:
     """Return what `append_as_leader` returns for a client's batch that the log has already; None for other batches."""
+    batch = _batch_of_producer(log, records)
+    return None if batch is None or not log.is_usable() else _duplicate(log, batch)
+
+
+def _batch_of_producer(log: Log, records: Checkable) -> RecordBatch | None:
+    """Return a valid batch that has a producer id; its records are not checked."""
     checked: Checked
     if isinstance(records, memoryview | bytes | bytearray):
         checked = check_batch(memoryview(records), log.config, AppendOrigin.CLIENT)
     else:
         checked = records
     batch = checked.batch if isinstance(checked, Prepared) else checked
-    if isinstance(batch, Rejection) or batch.producer_id < 0 or not log.is_usable():
-        return None
-    return _duplicate(log, batch)
+    return None if isinstance(batch, Rejection) or batch.producer_id < 0 else batch
+
+
+def _not_usable(log: Log, records: Checkable, origin: AppendOrigin) -> AppendResult:
+    """Reject a batch because the log cannot be opened, or its disk has failed."""
+    if log.disk.is_failed:
+        return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE)
+    if origin is _CLIENT and (batch := _batch_of_producer(log, records)) is not None:
+        log.unwritten.note(batch)
+    return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, TOO_MANY_FILES)
 
 
 def _check_producer(
@@ -136,6 +155,8 @@ def _check_producer(
         refusal = log.producers.validate(batch, origin, transaction)
     except ProtocolError as e:
         return _rejected(log, ErrorCode.INVALID_RECORD, str(e))
+    if log.unwritten and origin is _CLIENT:
+        refusal = log.unwritten.refusal(batch, refusal, log.producers.entries.get(batch.producer_id))
     return _rejected(log, refusal.error, refusal.message) if refusal is not None else None
 
 

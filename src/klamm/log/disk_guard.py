@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.log.files import is_exhausted
@@ -13,6 +13,7 @@ from klamm.log.log_environment import LogEnvironment
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+TOO_MANY_FILES: Final = "the broker has too many open files"
 
 
 class DiskGuard:
@@ -63,7 +64,7 @@ class DiskGuard:
         if is_exhausted(error):
             _log.warning("too many open files while %s %s; the client may retry", doing, self._directory)
             self._env.pool.close_idle()
-            return "the broker has too many open files"
+            return TOO_MANY_FILES
         self.is_failed = True
         self._env.host.failed(self._log_dir, error, f"{doing} {self._directory}")
         return f"the disk failed: {error.strerror or error}"

@@ -26,6 +26,7 @@ from klamm.log.producer_state import ProducerStateManager
 from klamm.log.results import ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment
 from klamm.log.segments import LogSegments
+from klamm.log.unwritten_batches import UnwrittenBatches
 from klamm.log.validator import is_plain
 from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.record_batch import RecordBatch
@@ -66,6 +67,8 @@ class Log:
         self.log_start_offset = self.high_watermark = contents.log_start_offset
         self.log_end_offset = contents.log_end_offset
         self.truncation_count = 0
+        self.unwritten = UnwrittenBatches()
+        """Batches that a client must send again before later ones of the same producer."""
         self.clock = env.clock
         self._cleaner_offset = 0
         self._first_unstable_offset: int | None = None

@@ -92,6 +92,8 @@ class SimNode:
         self.running: Running | None = None
         self.is_disk_broken = False
         self.is_disk_full = False
+        self.has_no_files = False
+        """Whether the process has used up its file descriptors."""
         self._has_lost_records = False
         self.lost_records_s = -math.inf
         """When it last lost records that it had not flushed, or that were damaged."""
@@ -216,6 +218,8 @@ class SimNode:
 
     def _fault(self, operation: str, path: str) -> int | None:
         """A broken disk writes nothing more, a full one nothing that needs room; half of a write may still succeed."""
+        if self.has_no_files and operation == "pwrite":  # As in the system: its file cannot be opened.
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         if self.is_disk_full:
             return self._refuse_room(operation, path)
         if not self.is_disk_broken or operation in ("pread", "read", "list"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import resource
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ import pytest
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
 from klamm.log import LogConfig, LogManager, append_as_leader
+from klamm.log.appending import append_as_follower
 from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
+from klamm.network.connection_quotas import NO_LIMIT, DescriptorRoom
+from klamm.server import file_limit
 from klamm.server.file_limit import open_segments
 from tests.unit.log.harness import NOW, TP, Bench, append, batch, read_values
 
@@ -38,6 +42,10 @@ def free_files(count: int) -> Iterator[None]:
 def exhausted(operation: str, path: str) -> None:
     if operation in ("open", "write", "read", "fsync"):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+
+def produced(sequence: int, value: bytes, *, epoch: int = 0) -> bytes:
+    return batch(value, producer=(7, epoch, sequence))
 
 
 def test_more_partitions_than_files(tmp_path: Path) -> None:
@@ -133,3 +141,103 @@ def test_cleaning_without_files_is_given_up_and_takes_nothing_offline() -> None:
 )
 def test_half_of_the_files_are_left_for_connections(limit: int, segments: int) -> None:
     assert open_segments(limit) == segments
+
+
+def test_batches_after_one_that_found_no_file_wait_for_it() -> None:
+    bench = Bench(LogConfig(segment_bytes=300))
+    log = bench.manager().get_or_create_log(TP)
+    append(log, produced(0, b"a" * 100))
+    bench.files.fault = exhausted
+    refused = append_as_leader(log, produced(1, b"b" * 200), 0)
+    bench.files.fault = None
+    following = append_as_leader(log, produced(2, b"c"), 0)
+    assert [r.error for r in (refused, following)] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert append_as_leader(log, produced(0, b"a" * 100), 0).is_duplicate
+    assert append(log, batch(b"of another client")).base_offset == 1
+    assert append(log, produced(1, b"b" * 200)).base_offset == 2
+    assert append(log, produced(2, b"c")).base_offset == 3
+    assert append_as_leader(log, produced(9, b"d"), 0).error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_new_producer_whose_first_batch_found_no_file_does_not_start_with_a_later_one() -> None:
+    bench = Bench()
+    log = bench.manager().get_or_create_log(TP)
+    bench.files.fault = exhausted
+    assert append_as_leader(log, produced(0, b"a"), 0).error is ErrorCode.KAFKA_STORAGE_ERROR
+    bench.files.fault = None
+    assert append_as_leader(log, produced(1, b"b"), 0).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert append(log, produced(0, b"a")).base_offset == 0
+    assert append(log, produced(1, b"b")).base_offset == 1
+
+
+def test_an_epoch_that_follows_an_unwritten_batch_starts_at_once() -> None:
+    bench = Bench()
+    log = bench.manager().get_or_create_log(TP)
+    bench.files.fault = exhausted
+    append_as_leader(log, produced(0, b"a"), 0)
+    bench.files.fault = None
+    assert append(log, produced(0, b"b", epoch=1)).base_offset == 0
+    assert append(log, produced(1, b"c", epoch=1)).base_offset == 1
+
+
+def test_batches_of_a_log_that_cannot_be_opened_wait_for_the_first() -> None:
+    bench = Bench()
+    first = bench.manager()
+    append(first.get_or_create_log(TP), produced(0, b"a"))
+    first.shutdown()
+    log = bench.manager().get_or_create_log(TP)
+    assert log.unopened is not None
+    bench.files.fault = exhausted
+    refused = append_as_leader(log, produced(1, b"b"), 0)
+    bench.files.fault = None
+    assert (refused.error, refused.error_message) == (
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        "the broker has too many open files",
+    )
+    assert append_as_leader(log, produced(2, b"c"), 0).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert append(log, produced(1, b"b")).base_offset == 1
+    assert append(log, produced(2, b"c")).base_offset == 2
+
+
+def test_records_of_another_leader_end_the_wait() -> None:
+    bench = Bench()
+    log = bench.manager().get_or_create_log(TP)
+    bench.files.fault = exhausted
+    append_as_leader(log, produced(0, b"a"), 0)
+    bench.files.fault = None
+    assert log.unwritten
+    leader = Bench().manager().get_or_create_log(TP)
+    append(leader, batch(b"x"))
+    found = leader.read(0, 1000, max_offset=1)
+    assert not isinstance(found, ErrorCode)
+    assert append_as_follower(log, found.records).error is ErrorCode.NONE
+    assert not log.unwritten
+
+
+@pytest.mark.parametrize(
+    ("limit", "connections", "for_brokers"),
+    [(64, 16, 8), (125, 24, 15), (1024, 320, 64), (1 << 20, (1 << 20) - 50_000 - 128 - 64, 64)],
+)
+def test_connections_leave_files_for_logs_brokers_and_the_broker_itself(
+    limit: int, connections: int, for_brokers: int
+) -> None:
+    assert file_limit.connections(limit) == DescriptorRoom(connections, for_brokers)
+
+
+def test_connections_are_not_limited_without_a_limit_of_files() -> None:
+    assert file_limit.connections(resource.RLIM_INFINITY).max_open == NO_LIMIT
+
+
+def test_raising_the_limit_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    caplog.set_level(logging.INFO)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allowed = file_limit.raise_to_hard_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == allowed > 256
+        assert file_limit.raise_to_hard_limit() == allowed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [r.getMessage() for r in caplog.records] == [
+        f"the limit of open files was raised from 256 to {allowed}, the system's maximum"
+    ]

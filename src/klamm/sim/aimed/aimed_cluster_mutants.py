@@ -36,6 +36,28 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
             ),
         ),
     ),
+    # --- file descriptors
+    "unwritten_batches_are_forgotten": aimed(
+        "no file descriptors",
+        _L + "appending",
+        "            log.unwritten.note(batch)\n        return _rejected",
+        "            pass\n        return _rejected",
+    ),
+    "batches_after_an_unwritten_one_are_out_of_order": aimed(
+        "no file descriptors",
+        _L + "unwritten_batches",
+        "if is_out_of_order or is_gap else refused",
+        "if is_gap else refused",
+    ),
+    "new_producers_may_start_after_an_unwritten_batch": aimed(
+        "no file descriptors",
+        _L + "unwritten_batches",
+        "if is_out_of_order or is_gap else refused",
+        "if is_out_of_order else refused",
+    ),
+    "written_batches_still_count_as_unwritten": aimed(
+        "no file descriptors", _L + "appending", "        log.unwritten.written(batch.producer_id)\n", "        pass\n"
+    ),
     # --- stalled loops
     "stalled_loop_keeps_the_session": aimed(
         "stalled loop",

@@ -15,11 +15,14 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirTopic,
 )
 from klamm.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from klamm.protocol.record_batch import Record, build_batch
 from klamm.sim.aimed.cluster_stage import LOOK_S, ClusterAim, ClusterStage, expect
 from klamm.sim.cluster import SimNode
 from klamm.sim.violation import require
 
 _FAR: Final = 100
+_KNOWN_PRODUCER: Final = 101
+_NEW_PRODUCER: Final = 102
 _CORRECTED_S: Final = 4.0
 _FULL_S: Final = 12.0
 """Longer than the pause between two checks of a full disk."""
@@ -151,10 +154,38 @@ async def _move_replica(stage: ClusterStage, node: SimNode, tp: TopicPartition) 
     require(start == 2, f"{tp} of broker {node.id} starts at {start} after its move, and not at 2")
 
 
+async def _use_up_files(stage: ClusterStage) -> None:
+    """Batches after one that the leader could not write for lack of files are neither out of order nor appended."""
+    tp = stage.tps[0]
+    leader = await stage.leader(tp)
+    for producer_id in (_KNOWN_PRODUCER, _NEW_PRODUCER):
+        first = 1 if producer_id == _KNOWN_PRODUCER else 0
+        for sequence in range(first):
+            await _produce(stage, leader, tp, producer_id, sequence, ErrorCode.NONE)
+        stage.cluster.note(f"aimed: broker {leader.id} has no file descriptors")
+        leader.has_no_files = True
+        await _produce(stage, leader, tp, producer_id, first, ErrorCode.KAFKA_STORAGE_ERROR)
+        leader.has_no_files = False
+        await _produce(stage, leader, tp, producer_id, first + 1, ErrorCode.KAFKA_STORAGE_ERROR)
+        for sequence in (first, first + 1):
+            await _produce(stage, leader, tp, producer_id, sequence, ErrorCode.NONE)
+        await _produce(stage, leader, tp, producer_id, first + 3, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+
+async def _produce(
+    stage: ClusterStage, leader: SimNode, tp: TopicPartition, producer_id: int, sequence: int, expected: ErrorCode
+) -> None:
+    record = Record(timestamp=0, value=b"aimed")
+    batch = build_batch([record], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+    what = f"batch {sequence} of producer {producer_id}"
+    expect(what, await stage.try_append(leader, tp, batch), expected)
+
+
 AIMS_OF_REPLICATION: Final[dict[str, ClusterAim]] = {
     "epochs to come": ClusterAim(_damage_epochs),
     "full disk": ClusterAim(_fill_disk),
     "full disk of an idle broker": ClusterAim(_fill_idle_disk),
+    "no file descriptors": ClusterAim(_use_up_files),
     "deleted records": ClusterAim(_delete_records),
     "other directory": ClusterAim(_move_between_disks, {"log.dirs": "/data,/disk"}),
 }

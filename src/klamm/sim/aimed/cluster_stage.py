@@ -237,7 +237,9 @@ class ClusterStage(AimedStage):
             expect(f"a record of {tp}", await self.try_write(await self.leader(tp), tp), ErrorCode.NONE)
 
     async def try_write(self, leader: SimNode, tp: TopicPartition) -> ErrorCode:
-        batch = build_batch([Record(timestamp=0, value=b"aimed")])
+        return await self.try_append(leader, tp, build_batch([Record(timestamp=0, value=b"aimed")]))
+
+    async def try_append(self, leader: SimNode, tp: TopicPartition, batch: bytes) -> ErrorCode:
         data = PartitionProduceData(index=tp.partition, records=batch)
         topic = TopicProduceData(name=tp.topic, partition_data=[data])
         request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1_000, topic_data=[topic])
