@@ -144,20 +144,29 @@ class ClientQuotas:
 
 def usable_quotas(whose: str, properties: Mapping[str, str]) -> dict[str, float]:
     """Return the quotas among the properties of an entity. Another tool may have left values that are not numbers."""
-    found: dict[str, float] = {}
-    for key in QUOTA_KEYS:
-        text = properties.get(key)
-        if text is None:
-            continue
-        try:
-            value = float(int(text)) if key in WHOLE_NUMBERS else float(text)
-        except (ValueError, OverflowError):
-            value = math.nan
-        if math.isfinite(value):
-            found[key] = value
-        else:
-            log.warning("ignoring %s of %s in ZooKeeper: %r is not a number", key, whose, text)
+    found = {
+        key: value for key in QUOTA_KEYS if key in properties and (value := _number(key, properties[key])) is not None
+    }
+    for key, problem in invalid_quotas(properties).items():
+        log.warning("ignoring %s of %s in ZooKeeper: %s", key, whose, problem)
     return found
+
+
+def invalid_quotas(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons why quotas among the properties of an entity cannot be used, by key."""
+    return {
+        key: f"{properties[key]!r} is not a number"
+        for key in QUOTA_KEYS
+        if key in properties and _number(key, properties[key]) is None
+    }
+
+
+def _number(key: str, text: str) -> float | None:
+    try:
+        value = float(int(text)) if key in WHOLE_NUMBERS else float(text)
+    except (ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
 
 
 def quota_problem(key: str, value: float) -> str | None:

@@ -16,7 +16,7 @@ from klamm.config.client_quotas import ClientQuotas
 from klamm.config.definition import AnyKey, Support, UpdateMode, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig, broker_key
 from klamm.config.listener_settings import LISTENER_KEYS
-from klamm.config.topic_config import effective_topic_config, invalid_overrides
+from klamm.config.topic_config import SAFE_VALUES, effective_topic_config, invalid_overrides
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.unsupported import unsupported
 from klamm.config.user_credentials import UserCredentials
@@ -29,6 +29,10 @@ DEFAULT_BROKER: Final = "<default>"
 _THREAD_COUNTS: Final = frozenset({"num.io.threads", "num.network.threads"})
 TOPIC_DEFAULT_KEYS: Final = frozenset(synonym for key in TOPIC_KEYS.values() for synonym in key.synonyms)
 """The broker keys that give topics their defaults: a change of one concerns every log."""
+_SAFE_DEFAULTS: Final = {
+    TOPIC_KEYS[name].synonyms[0]: {TOPIC_KEYS[kept].synonyms[0]: value for kept, value in values.items()}
+    for name, values in SAFE_VALUES.items()
+}
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Reconfigure = Callable[[KafkaConfig, KafkaConfig], None]
@@ -104,8 +108,11 @@ class ConfigRepository:
             return False
         if is_news:
             _log_changes(f"topic {topic}", old, new, TOPIC_KEYS.get)
-        for problem in invalid_overrides(new).values():
+        for name, problem in invalid_overrides(new).items():
             log.warning("ignoring a setting of topic %s in ZooKeeper: %s", topic, problem)
+            if name in SAFE_VALUES:
+                kept = ", ".join(f"{key}={value}" for key, value in SAFE_VALUES[name].items())
+                log.error("topic %s uses %s until %s is valid: the default could delete records", topic, kept, name)
         if new:
             self._topics[topic] = new
         else:
@@ -184,8 +191,12 @@ def _log_changes(
 
 
 def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
-    """Return the valid dynamic settings that a running broker accepts."""
+    """Return the valid dynamic settings that a running broker accepts.
+
+    An invalid default of a topic setting that deletes records becomes one that deletes nothing.
+    """
     good: dict[str, str] = {}
+    kept: dict[str, str] = {}
     for name, value in dynamic.items():
         key = broker_key(name)
         try:
@@ -196,8 +207,12 @@ def usable(config: KafkaConfig, dynamic: Mapping[str, str]) -> dict[str, str]:
                 raise ConfigError(problem)
         except ConfigError as error:
             log.warning("ignoring a dynamic setting in ZooKeeper: %s", error)
+            if name in _SAFE_DEFAULTS:
+                log.error("%s: no records are deleted for this setting until it is valid", name)
+                kept |= _SAFE_DEFAULTS[name]
         else:
             good[name] = value
+    good |= kept
     return good
 
 

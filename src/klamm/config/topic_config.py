@@ -21,6 +21,19 @@ _SYNONYM_UNITS = {
 }
 KEEP_RECORDS: Final = MappingProxyType({"retention.ms": "-1", "retention.bytes": "-1"})
 """Used for a topic whose configuration cannot be decoded: the default could delete records that the topic keeps."""
+_LONGEST_MS: Final = str(100 * 365 * 24 * _HOURS)
+"""Its sum with a time fits into 64 bits."""
+SAFE_VALUES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        "retention.ms": {"retention.ms": "-1"},
+        "retention.bytes": {"retention.bytes": "-1"},
+        "cleanup.policy": {"cleanup.policy": "delete", **KEEP_RECORDS},
+        "delete.retention.ms": {"delete.retention.ms": _LONGEST_MS},
+        "min.compaction.lag.ms": {"min.compaction.lag.ms": _LONGEST_MS},
+    }
+)
+"""By setting: those that delete nothing, in place of an invalid value. A former value, as in Kafka, would differ
+between brokers and be unknown after a restart."""
 
 
 def validate_topic_config(overrides: Mapping[str, str | None]) -> str | None:
@@ -47,13 +60,17 @@ def _relations(typed: Mapping[str, Value]) -> str | None:
 def effective_topic_config(overrides: Mapping[str, str], broker: KafkaConfig) -> dict[str, str]:
     """Return the value of every topic key as text, for `LogConfig.from_properties`.
 
-    An unknown or invalid override, written to ZooKeeper by a newer Kafka, is ignored.
+    An unknown or invalid override, written to ZooKeeper by another tool, is ignored, but an invalid value never leads
+    to the deletion of records.
     """
     effective = {name: topic_default(key, broker) for name, key in TOPIC_KEYS.items()}
     invalid = invalid_overrides(overrides)
     for name, raw in overrides.items():
         if name in TOPIC_KEYS and name not in invalid:
             effective[name] = TOPIC_KEYS[name].parse(raw)
+    for name in invalid:
+        for kept, text in SAFE_VALUES.get(name, {}).items():
+            effective[kept] = TOPIC_KEYS[kept].parse(text)
     return {name: to_text(value) for name, value in effective.items()}
 
 

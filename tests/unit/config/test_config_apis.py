@@ -426,7 +426,8 @@ class TestListener:
         listener, _ = self.follow(one)
         assert [record.getMessage() for record in caplog.records] == [
             "ignoring a setting of topic orders in ZooKeeper: retention.ms cannot be 'soon': expected a whole "
-            "number of 64 bits."
+            "number of 64 bits.",
+            "topic orders uses retention.ms=-1 until retention.ms is valid: the default could delete records",
         ]
         one.loop.run_until_complete(listener.stop())
 

@@ -109,3 +109,15 @@ def test_an_unusable_value_is_logged_and_left_out(caplog: pytest.LogCaptureFixtu
 def test_validate(overrides: dict[str, str | None], message: str | None) -> None:
     config = KafkaConfig({"broker.id": 1, "num.io.threads": 4})
     assert validate_broker_config(config, overrides, per_broker=True, current={}) == message
+
+
+def test_an_invalid_default_of_a_setting_that_deletes_keeps_records(caplog: pytest.LogCaptureFixture) -> None:
+    configs = ConfigRepository(KafkaConfig({"broker.id": 1, "log.retention.ms": 1000, "log.retention.bytes": 5}))
+    configs.set_broker(DEFAULT_BROKER, {"log.retention.ms": "abc"})
+    assert (configs.topic_config("t")["retention.ms"], configs.topic_config("t")["retention.bytes"]) == ("-1", "5")
+    configs.set_broker(DEFAULT_BROKER, {"log.cleanup.policy": "none", "log.retention.bytes": "7"})
+    effective = configs.topic_config("t")
+    assert [effective[key] for key in ("cleanup.policy", "retention.ms", "retention.bytes")] == ["delete", "-1", "-1"]
+    configs.set_broker(DEFAULT_BROKER, {"log.retention.ms": "2000"})
+    assert configs.topic_config("t")["retention.ms"] == "2000"
+    assert "log.retention.ms: no records are deleted for this setting until it is valid" in caplog.messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from klamm.config import TOPIC_KEYS, KafkaConfig, effective_topic_config, validate_topic_config
+from klamm.log import LogConfig
 
 
 def test_every_default_agrees_with_the_default_of_its_broker_keys() -> None:
@@ -22,8 +23,25 @@ def test_synonyms_give_the_default_in_the_topic_keys_unit() -> None:
 
 
 def test_keys_of_a_newer_kafka_in_zookeeper_are_ignored() -> None:
-    effective = effective_topic_config({"from.the.future": "1", "retention.ms": "soon"}, KafkaConfig())
-    assert effective["retention.ms"] == "604800000"
+    effective = effective_topic_config({"from.the.future": "1", "segment.ms": "soon"}, KafkaConfig())
+    assert effective["segment.ms"] == "604800000"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"retention.ms": "abc"}, {"retention.ms": "-1", "retention.bytes": "10"}),
+        ({"retention.bytes": "1 GiB"}, {"retention.ms": "604800000", "retention.bytes": "-1"}),
+        ({"cleanup.policy": "keep", "retention.ms": "1"}, {"retention.ms": "-1", "retention.bytes": "-1"}),
+        ({"delete.retention.ms": "-5"}, {"delete.retention.ms": "3153600000000"}),
+        ({"min.compaction.lag.ms": "one day"}, {"min.compaction.lag.ms": "3153600000000"}),
+    ],
+)
+def test_an_invalid_value_deletes_nothing(overrides: dict[str, str], expected: dict[str, str]) -> None:
+    effective = effective_topic_config(overrides, KafkaConfig({"log.retention.bytes": 10}))
+    assert effective["cleanup.policy"] == "delete"
+    assert {name: effective[name] for name in expected} == expected
+    assert LogConfig.from_properties(effective)
 
 
 @pytest.mark.parametrize(
