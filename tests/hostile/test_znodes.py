@@ -142,6 +142,40 @@ def test_garbage_in_the_znodes_of_a_topic_and_of_a_broker(cluster: LocalCluster,
     eventually(lambda: problems(cluster) == [], "the problems stay")
 
 
+def test_invalid_settings_are_named_and_delete_nothing(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    """Another tool wrote them. The default of retention.ms could delete what the topic was to keep."""
+    damaged = {
+        paths.config_entity_path("topics", "t"): b'{"version":1,"config":{"retention.ms":"abc"}}',
+        paths.config_entity_path("brokers", "1"): b'{"version":1,"config":{"log.retention.ms":"soon"}}',
+        paths.config_entity_path("users", "alice"): b'{"version":1,"config":{"producer_byte_rate":"much"}}',
+        paths.config_entity_path("users", "bob"): b'{"version":1,"config":{"SCRAM-SHA-256":"secret"}}',
+        paths.config_entity_path("users", "alice/clients/c"): b"garbage",
+        paths.config_entity_path("clients", "c"): b"[]",
+        paths.config_entity_path("ips", "10.0.0.1"): b"garbage",
+        "/kafka-acl/Topic/t": b"garbage",
+        "/kafka-acl-extended/prefixed/Group/g": b'{"version":1,"acls":[{}]}',
+    }
+    before = {path: zookeeper.get(path)[0] if zookeeper.exists(path) else None for path in damaged}
+    for path, data in damaged.items():
+        zookeeper.ensure_path(path)
+        zookeeper.set(path, data)
+    change = zookeeper.create(paths.config_change_path(), b'{"version":2,"entity_path":"topics/t"}', sequence=True)
+    found = problems(cluster)
+    assert sorted(text.split(": ")[0] for text in found) == sorted(f"znode {path}" for path in damaged), found
+    assert not [text for text in found if "secret" in text]
+    (of_topic,) = (text for text in found if "topics/t:" in text)
+    assert "retention.ms cannot be 'abc'" in of_topic and "uses retention.ms=-1" in of_topic
+    assert "`klamm topic alter t --config retention.ms=...`" in of_topic
+    rule = "topic t uses retention.ms=-1 until retention.ms is valid: the default could delete records"
+    eventually(lambda: rule in cluster.logs(1).read_text(), "the broker did not log it")
+    for path in [change, *reversed(damaged)]:
+        if before.get(path) is None:
+            zookeeper.delete(path, recursive=True)
+        else:
+            zookeeper.set(path, before[path])
+    eventually(lambda: problems(cluster) == [], "the problems stay")
+
+
 def test_a_broker_that_starts_beside_a_damaged_topic(tmp_path: Path) -> None:
     """It cannot know the topic, but the status names the znodes."""
     state = paths.partition_state_path("stateless", 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from klamm.cli.output import fail
+from klamm.cli.settings_problems import access_checks, check_topic_settings, setting_checks
+from klamm.cli.znode_checks import RESTORE, Check, children, failed_checks
 from klamm.config.entries import ConfigSource
 from klamm.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
@@ -25,12 +27,9 @@ _INTERNAL_TOPICS: Final = (
     (TRANSACTION_STATE_TOPIC, _TRANSACTION_FACTOR, "transactions"),
 )
 _ZOOKEEPER: Final = "zookeeper.connect"
-_RESTORE: Final = "Restore the znode; it held"
 MAX_STATES: Final = 1000
 """Partitions whose states are all checked. With more, only those of unhealthy partitions are."""
 Address = tuple[str, int]
-Check = tuple[str, Callable[[bytes | None], Any], str]
-"""A znode, its decoder and the remedy if it cannot be decoded."""
 
 
 class ZooKeeper(NamedTuple):
@@ -68,7 +67,7 @@ def find_problems(
         )
         return Problems(found, f"Znodes were not checked: {reason}")
     znodes = _znodes(hosts, view, list(unwell), timeout_s, security)
-    return Problems(found, znodes) if isinstance(znodes, str) else Problems(found + znodes, None)
+    return Problems(found + znodes.sentences, znodes.unchecked)
 
 
 def _broker_configs(address: Address, broker_id: int, timeout_s: float) -> dict[str, str]:
@@ -99,35 +98,37 @@ def _internal_topics(configs: Mapping[str, str], view: MetadataResponse) -> list
 
 def _znodes(
     hosts: str, view: MetadataResponse, unwell: list[TopicPartition], timeout_s: float, security: ZkSecurity | None
-) -> list[str] | str:
-    """Check the control znodes, those of all brokers and topics, and the states of partitions.
-
-    A string is the reason why they could not be read.
-    """
+) -> Problems:
+    """Check the control znodes, those of all brokers, topics and settings, and the states of partitions."""
     from klamm.zk.client.blocking import BlockingSession
     from klamm.zk.client.zk_security import UNSECURED
     from klamm.zk.model import paths
-    from klamm.zk.model.ops import ZkError
+    from klamm.zk.model.ops import NoAuth, ZkError
 
+    unchecked: str | None = None
     partitions = [
         TopicPartition(str(topic.name), each.partition_index) for topic in view.topics for each in topic.partitions
     ]
     known = {str(topic.name) for topic in view.topics}
     try:
         with BlockingSession(hosts, timeout_s, None, security or UNSECURED) as session:
-            topics = known.union(_children(session, paths.TOPICS))
+            topics = known.union(children(session, paths.TOPICS))
             problems = _losses(session)
-            problems += _undecodable(session, [*_control_checks(), *_broker_checks(session)])
+            problems += failed_checks(session, [*_control_checks(), *_broker_checks(session)])
+            try:
+                problems += failed_checks(session, [*setting_checks(session), *access_checks(session)])
+            except NoAuth as error:  # With zookeeper.set.acl, these are readable by brokers only.
+                unchecked = _unreadable(hosts, error)
             found: dict[str, TopicZnode] = {}
-            problems += _undecodable(session, _topic_checks(sorted(topics), found))
+            problems += failed_checks(session, _topic_checks(sorted(topics), found))
             # A broker that has started since then does not know a topic whose znodes it could not decode.
             for name in found.keys() - known:
                 partitions += [TopicPartition(name, each) for each in found[name].assignment]
             chosen = unwell if len(partitions) > MAX_STATES else partitions
-            problems += _undecodable(session, [_state_check(tp) for tp in dict.fromkeys([*unwell, *chosen])])
+            problems += failed_checks(session, [_state_check(tp) for tp in dict.fromkeys([*unwell, *chosen])])
     except ZkError as error:
-        return _unreadable(hosts, error)
-    return problems
+        return Problems([], _unreadable(hosts, error))
+    return Problems(problems, unchecked)
 
 
 def _control_checks() -> list[Check]:
@@ -137,12 +138,12 @@ def _control_checks() -> list[Check]:
     return [
         (paths.CONTROLLER_EPOCH, znodes.decode_controller_epoch, epoch),
         (paths.CONTROLLER, znodes.decode_controller, f"Delete {paths.CONTROLLER}: the brokers elect a controller."),
-        (paths.CLUSTER_ID, znodes.decode_cluster_id, f"{_RESTORE} the cluster id of meta.properties."),
+        (paths.CLUSTER_ID, znodes.decode_cluster_id, f"{RESTORE} the cluster id of meta.properties."),
         (paths.FEATURE, znodes.decode_feature, f"Delete {paths.FEATURE}: the next controller writes it."),
         (
             paths.PRODUCER_ID_BLOCK,
             znodes.decode_producer_id_block,
-            f"{_RESTORE} the last block of producer ids; a higher block is safe.",
+            f"{RESTORE} the last block of producer ids; a higher block is safe.",
         ),
         (paths.REASSIGN_PARTITIONS, znodes.decode_reassignment, f"Delete {paths.REASSIGN_PARTITIONS}."),
     ]
@@ -153,7 +154,7 @@ def _broker_checks(session: BlockingSession) -> list[Check]:
     from klamm.zk.model import paths
     from klamm.zk.model.broker_znode import decode_broker
 
-    ids = [each for each in map(paths.number_of, _children(session, paths.BROKER_IDS)) if each is not None]
+    ids = [each for each in map(paths.number_of, children(session, paths.BROKER_IDS)) if each is not None]
     remedy = "Delete the znode: a running broker registers again."
     return [(paths.broker_path(each), partial(decode_broker, each, epoch=0), remedy) for each in sorted(ids)]
 
@@ -165,42 +166,19 @@ def _topic_checks(topics: Iterable[str], found: dict[str, TopicZnode]) -> list[C
     def assignment(name: str, data: bytes | None) -> None:
         found[name] = znodes.decode_topic(name, data)
 
-    settings = f"{_RESTORE} the settings. Until then brokers use the former ones, or delete no records."
     checks: list[Check] = []
     for name in topics:
         config = paths.config_entity_path("topics", name)
-        checks.append((paths.topic_path(name), partial(assignment, name), f"{_RESTORE} the assignment."))
-        checks.append((config, partial(znodes.decode_config, config), settings))
+        checks.append((paths.topic_path(name), partial(assignment, name), f"{RESTORE} the assignment."))
+        checks.append((config, partial(check_topic_settings, name, config), ""))
     return checks
 
 
 def _state_check(tp: TopicPartition) -> Check:
     from klamm.zk.model import paths, znodes
 
-    remedy = f"{_RESTORE} leader, ISR and epochs. Without it the controller elects no leader."
+    remedy = f"{RESTORE} leader, ISR and epochs. Without it the controller elects no leader."
     return paths.partition_state_path(*tp), partial(znodes.decode_partition_state, tp, version=0), remedy
-
-
-def _undecodable(session: BlockingSession, checks: list[Check]) -> list[str]:
-    from klamm.zk.model.znodes import ZnodeFormatError
-
-    problems: list[str] = []
-    for (_, decode, remedy), node in zip(checks, session.read_many([path for path, _, _ in checks]), strict=True):
-        try:
-            if node is not None:
-                decode(node)
-        except ZnodeFormatError as error:
-            problems.append(f"{error}. {remedy}")
-    return problems
-
-
-def _children(session: BlockingSession, path: str) -> tuple[str, ...]:
-    from klamm.zk.model.ops import NoNode
-
-    try:
-        return session.get_children(path)
-    except NoNode:
-        return ()
 
 
 def _unreadable(hosts: str, error: ZkError) -> str:

@@ -41,6 +41,7 @@ class ZnodeFormatError(ValueError):
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
+        self.reason = reason
         super().__init__(f"znode {path}: {reason}")
 
 
