@@ -45,7 +45,7 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
             wanted[tp] = (index, outcome)
     written = yield from _write(ctx, {tp: state for tp, (_, state) in wanted.items()})
     for tp, (index, _) in wanted.items():
-        error = ErrorCode.NONE if tp in written else ErrorCode.INVALID_UPDATE_VERSION
+        error = ErrorCode.NONE if tp in written else ErrorCode.UNKNOWN_SERVER_ERROR  # The leader asks again.
         results[index] = _result(ctx, event.partitions[index], tp, error)
     if wanted:
         yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=list(wanted)).send()
@@ -102,14 +102,29 @@ def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPart
 
 
 def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -> Steps[list[TopicPartition]]:
-    """Compare and swap at the version the leader knows; states that changed meanwhile are refused and read again."""
+    """Compare and swap at the version the leader knows.
+
+    Only this controller writes the states: its epoch fences others. So a state of another version was written by
+    somebody else, and its ISR is not believed. With the same leader and leader epoch the new ISR replaces it.
+    Otherwise nothing is written until the state is restored.
+    """
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
-        return wanted[tp] if state.partition_epoch == wanted[tp].partition_epoch else None
+        new = wanted[tp]
+        is_same = (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)
+        return new.with_partition_epoch(state.partition_epoch) if is_same else None
 
     updated = yield from store.update_states(ctx, list(wanted), decide)
-    found = (*updated.changed.items(), *updated.unchanged.items())
-    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in found])
+    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in updated.changed.items()])
+    for tp in wanted.keys() - updated.changed.keys() - updated.refused.keys():
+        if tp not in ctx.states.foreign:
+            ctx.states.foreign.add(tp)
+            yield Note(
+                f"{paths.partition_state_path(*tp)} was changed by somebody else: the ISR of {tp} cannot change until "
+                f"the znode holds leader {wanted[tp].leader} and leader epoch {wanted[tp].leader_epoch} again",
+                True,
+            )
+    ctx.states.foreign.difference_update(updated.changed)
     for tp in updated.changed:
         ctx.suspects.on_leader_answered(tp)  # it knows its epoch, or it would not ask
     return list(updated.changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,10 @@ from klamm.controller.events import (
 from klamm.controller.replies import AlterPartitionResults
 from klamm.controller.requests import LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
+from klamm.model import LeaderAndIsr, TopicPartition
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Create
-from klamm.zk.model.znodes import encode_log_dir_event, encode_partition_state
+from klamm.zk.model.znodes import decode_partition_state, encode_log_dir_event, encode_partition_state
 from tests.unit.controller.core import Core
 
 
@@ -162,3 +163,35 @@ def test_an_isr_that_the_leader_wrote_without_notice_decides_whether_an_unclean_
     state = leadership[tp].leader_and_isr
     assert (state.leader, state.isr, state.leader_epoch) == (3, (3,), 1)
     assert core.controller.context.unclean_elections == 1
+
+
+def test_a_state_that_somebody_else_wrote_is_replaced() -> None:
+    """Its ISR is not believed, and its version does not freeze the partition."""
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    forge(core, isr=(1, 99))
+    assert ask(core, (1, 2)) == [ErrorCode.NONE]
+    assert isr(core) == (1, 2) == stored(core).isr
+
+
+def test_a_state_with_a_foreign_leader_is_neither_adopted_nor_overwritten() -> None:
+    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
+    before = stored(core)
+    forge(core, leader=2, leader_epoch=7, isr=(2,))
+    for _ in range(2):
+        assert ask(core, (1, 2)) == [ErrorCode.UNKNOWN_SERVER_ERROR]  # The leader asks again.
+    assert isr(core) == (1, 2, 3) and stored(core).leader == 2
+    forge(core, leader=before.leader, leader_epoch=before.leader_epoch, isr=before.isr)
+    assert ask(core, (1, 2)) == [ErrorCode.NONE]
+    assert stored(core).isr == (1, 2)
+
+
+def forge(core: Core, **fields: Any) -> None:
+    assert core.controller is not None
+    state = core.controller.context.states.leadership[TopicPartition("t", 0)]
+    forged = replace(state, leader_and_isr=replace(state.leader_and_isr, **fields))
+    core.tool_writes(paths.partition_state_path("t", 0), encode_partition_state(forged))
+
+
+def stored(core: Core) -> LeaderAndIsr:
+    tp = TopicPartition("t", 0)
+    return decode_partition_state(tp, core.tree.nodes[paths.partition_state_path(*tp)].data, 0).leader_and_isr

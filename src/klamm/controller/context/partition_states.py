@@ -23,6 +23,8 @@ class PartitionStates:
     def __init__(self, topics: Topics, deletions: Deletions) -> None:
         self._topics = topics
         self._deletions = deletions
+        self.foreign: set[TopicPartition] = set()
+        """Partitions whose znodes hold a leadership that this controller did not write."""
         self._leadership: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
         self._by_leader: dict[int, dict[TopicPartition, None]] = {}
         self._imbalanced: set[TopicPartition] = set()
@@ -203,6 +205,7 @@ class PartitionStates:
     # ---- removal -----------------------------------------------------------------------------------------------------
 
     def remove_partition(self, tp: TopicPartition) -> None:
+        self.foreign.discard(tp)
         old = self._leadership.pop(tp, None)
         if old is not None:
             self._discard_led(old.leader_and_isr.leader, tp)

@@ -36,6 +36,13 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
             ),
         ),
     ),
+    # --- states written by others
+    "restored_states_freeze_the_isr": aimed(
+        "forged partition state",
+        "klamm.controller.isr_changes",
+        "is_same = (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)",
+        "is_same = state.partition_epoch == new.partition_epoch",
+    ),
     # --- file descriptors
     "unwritten_batches_are_forgotten": aimed(
         "no file descriptors",

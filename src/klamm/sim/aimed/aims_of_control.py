@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
 from klamm.errors import ErrorCode
@@ -20,9 +21,16 @@ from klamm.sim.violation import require
 from klamm.zk.client.loop_pulse import SHORTEST_LIMIT_S
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Delete, SetData
-from klamm.zk.model.znodes import decode_controller_epoch, encode_controller_epoch
+from klamm.zk.model.znodes import (
+    decode_controller_epoch,
+    decode_partition_state,
+    encode_controller_epoch,
+    encode_partition_state,
+)
 
 _FAR: Final = 1_000_000
+_CUT_S: Final = 8.0
+"""Longer than the allowed lag of a follower."""
 _SHORT_S: Final = SHORTEST_LIMIT_S / 2
 _UNREADABLE_S: Final = 4.0
 """Longer than the pause between two attempts to read a znode that is unreadable."""
@@ -109,8 +117,36 @@ async def _spoil_controller_epoch(stage: ClusterStage) -> None:
     require(epoch == last + 1, f"the controller after epoch {last} has epoch {epoch}")
 
 
+async def _forge_state(stage: ClusterStage) -> None:
+    """Somebody writes a partition's state and restores it. The ISR can change afterwards."""
+    tp = await stage.partition_away_from(stage.controller)
+    await stage.write(tp)
+    leader = await stage.leader(tp)
+    (follower,) = (node for node in stage.followers(leader) if node is not stage.controller)
+    path = paths.partition_state_path(*tp)
+    for is_restored in (False, True):
+        await stage.in_sync(follower)
+        zookeeper = stage.cluster.zookeeper
+        before = zookeeper.tree.nodes[path].data
+        stage.cluster.note(f"aimed: {path} is forged")
+        zookeeper.operate(SetData(path, _other_isr(tp, before)))
+        if is_restored:
+            zookeeper.operate(SetData(path, before))
+        stage.cut(leader, follower, _CUT_S)
+        await stage.try_write(leader, tp)
+        await stage.wait(lambda: len(stage.isr(tp)) == 2 and follower.id not in stage.isr(tp), "the ISR shrinks")
+        await stage.write(tp)
+
+
+def _other_isr(tp: TopicPartition, data: bytes | None) -> bytes:
+    state = decode_partition_state(tp, data, 0)
+    leadership = replace(state.leader_and_isr, isr=(state.leader_and_isr.leader,))
+    return encode_partition_state(replace(state, leader_and_isr=leadership))
+
+
 AIMS_OF_CONTROL: Final[dict[str, ClusterAim]] = {
     "false broker epoch": ClusterAim(_forge_broker_epochs),
+    "forged partition state": ClusterAim(_forge_state),
     "stalled loop": ClusterAim(_stall_loop),
     "unreadable controller epoch": ClusterAim(_spoil_controller_epoch),
 }
