@@ -142,6 +142,16 @@ def test_garbage_in_the_znodes_of_a_topic_and_of_a_broker(cluster: LocalCluster,
     eventually(lambda: problems(cluster) == [], "the problems stay")
 
 
+def test_an_emptied_block_of_producer_ids_is_named(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+    RawClient(cluster.port(1)).new_producer()
+    before = zookeeper.get(paths.PRODUCER_ID_BLOCK)[0]
+    zookeeper.set(paths.PRODUCER_ID_BLOCK, b"")
+    (found,) = problems(cluster)
+    assert found.startswith(f"znode {paths.PRODUCER_ID_BLOCK}: it was emptied") and "a higher block is safe" in found
+    zookeeper.set(paths.PRODUCER_ID_BLOCK, before)
+    assert problems(cluster) == []
+
+
 def test_invalid_settings_are_named_and_delete_nothing(cluster: LocalCluster, zookeeper: KazooClient) -> None:
     """Another tool wrote them. The default of retention.ms could delete what the topic was to keep."""
     damaged = {

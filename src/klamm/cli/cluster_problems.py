@@ -113,7 +113,7 @@ def _znodes(
     try:
         with BlockingSession(hosts, timeout_s, None, security or UNSECURED) as session:
             topics = known.union(children(session, paths.TOPICS))
-            problems = _losses(session)
+            problems = _losses(session) + _block_of_producer_ids(session)
             problems += failed_checks(session, [*_control_checks(), *_broker_checks(session)])
             try:
                 problems += failed_checks(session, [*setting_checks(session), *access_checks(session)])
@@ -140,13 +140,22 @@ def _control_checks() -> list[Check]:
         (paths.CONTROLLER, znodes.decode_controller, f"Delete {paths.CONTROLLER}: the brokers elect a controller."),
         (paths.CLUSTER_ID, znodes.decode_cluster_id, f"{RESTORE} the cluster id of meta.properties."),
         (paths.FEATURE, znodes.decode_feature, f"Delete {paths.FEATURE}: the next controller writes it."),
-        (
-            paths.PRODUCER_ID_BLOCK,
-            znodes.decode_producer_id_block,
-            f"{RESTORE} the last block of producer ids; a higher block is safe.",
-        ),
         (paths.REASSIGN_PARTITIONS, znodes.decode_reassignment, f"Delete {paths.REASSIGN_PARTITIONS}."),
     ]
+
+
+def _block_of_producer_ids(session: BlockingSession) -> list[str]:
+    """Its version is needed: brokers create it empty, and an emptied one is damaged."""
+    from klamm.zk.model import paths, znodes
+    from klamm.zk.model.ops import NoNode
+
+    try:
+        znodes.decode_producer_id_block(*session.get_with_version(paths.PRODUCER_ID_BLOCK))
+    except NoNode:
+        return []
+    except znodes.ZnodeFormatError as error:
+        return [f"{error}. {RESTORE} the last block of producer ids; a higher block is safe."]
+    return []
 
 
 def _broker_checks(session: BlockingSession) -> list[Check]:

@@ -35,9 +35,9 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
         if result is None:
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         try:
-            last = decode_producer_id_block(result.data)
+            last = decode_producer_id_block(result.data, result.stat.version)
         except ZnodeFormatError as error:
-            yield Note(str(error), True)
+            yield Note(f"{error}. Restore the last block of producer ids; a higher one is safe", True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         start = 0 if last is None else last.block_end + 1
         if start > MAX_PRODUCER_ID - size:

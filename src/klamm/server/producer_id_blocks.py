@@ -65,7 +65,7 @@ async def take_from_zookeeper(zk: ZkSession, broker_id: int) -> AllocatedBlock:
     while True:
         try:
             found = await zk.read(GetData(paths.PRODUCER_ID_BLOCK))
-            last = decode_producer_id_block(found.data)
+            last = decode_producer_id_block(found.data, found.stat.version)
             start = 0 if last is None else last.block_end + 1
             if start > MAX_PRODUCER_ID - BLOCK_SIZE:
                 _log.warning("no block of producer ids can be taken from %s: all are used up", paths.PRODUCER_ID_BLOCK)
@@ -74,6 +74,11 @@ async def take_from_zookeeper(zk: ZkSession, broker_id: int) -> AllocatedBlock:
             await zk.set(SetData(paths.PRODUCER_ID_BLOCK, encode_producer_id_block(block), found.stat.version))
         except BadVersion:
             continue
-        except (ZkError, ZnodeFormatError):
+        except ZnodeFormatError as error:
+            _log.warning(
+                "no block of producer ids can be taken: %s. Restore the last block; a higher one is safe", error
+            )
+            return AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        except ZkError:
             return AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return AllocatedBlock(ErrorCode.NONE, start, BLOCK_SIZE)

@@ -39,3 +39,16 @@ def test_used_up_ids_are_refused_and_reported() -> None:
         assert stored(core) == ProducerIdBlock(7, 0, block_end)
         assert core.is_active()
         assert any("no block of producer ids can be given: all are used up" in line for line in core.lines)
+
+
+def test_an_emptied_block_is_refused_and_reported() -> None:
+    """The znode is created empty. If it was emptied later, ids from 0 on have been given before."""
+    core = Core("controller 1")
+    assert core.controller is not None
+    ask = AllocateProducerIds(1, core.controller.context.broker_epoch)
+    assert core.ask(ask) == ProducerIdsBlock(start=0, length=BLOCK_SIZE)
+    core.tool_writes(paths.PRODUCER_ID_BLOCK, b"")
+    assert core.ask(ask) == ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert any("it was emptied (version 2)" in line and "Restore the last block" in line for line in core.lines)
+    core.tool_writes(paths.PRODUCER_ID_BLOCK, encode_producer_id_block(ProducerIdBlock(1, 0, 4999)))
+    assert core.ask(ask) == ProducerIdsBlock(start=5000, length=BLOCK_SIZE)

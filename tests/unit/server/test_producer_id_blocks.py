@@ -67,3 +67,20 @@ def test_producers_get_all_ids_of_the_last_block_and_then_an_error() -> None:
         assert await refused is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
     asyncio.run(run())
+
+
+def test_no_block_is_taken_from_an_emptied_znode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> AllocatedBlock:
+        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        zk = await ZkSession(server.address, 30_000).start()
+        try:
+            await zk.ensure_paths([paths.PRODUCER_ID_BLOCK])
+            assert await take_from_zookeeper(zk, 1) == AllocatedBlock(ErrorCode.NONE, 0, BLOCK_SIZE)
+            await zk.set(SetData(paths.PRODUCER_ID_BLOCK, b""))
+            return await take_from_zookeeper(zk, 1)
+        finally:
+            await zk.close()
+            await server.stop()
+
+    assert asyncio.run(run()) == AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert "it was emptied (version 2)" in caplog.text

@@ -73,5 +73,7 @@ def test_an_epoch_stays_a_number_that_messages_can_carry(epoch: int) -> None:
 def test_garbage_and_empty_znodes_stay_as_they_are() -> None:
     nodes = {paths.CONTROLLER_EPOCH: b"banana", paths.PRODUCER_ID_BLOCK: b"", paths.partition_state_path(*TP): b"["}
     tree = tree_with(nodes)
+    versions = {path: tree.nodes[path].version for path in nodes}
     rollback.advance(tree, 10, 0)
     assert {path: tree.nodes[path].data for path in nodes} == nodes
+    assert tree.nodes[paths.PRODUCER_ID_BLOCK].version == versions[paths.PRODUCER_ID_BLOCK]

@@ -387,9 +387,16 @@ def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
     )
 
 
-def decode_producer_id_block(data: bytes | None) -> ProducerIdBlock | None:
-    """Return the last block; None if no block was allocated yet, because the znode is created empty."""
+def decode_producer_id_block(data: bytes | None, version: int = 0) -> ProducerIdBlock | None:
+    """Return the last block; None if no block was allocated yet, because the znode is created empty.
+
+    `version` is that of the znode. One that was emptied later is invalid: ids would be allocated twice.
+    """
     if not data:
+        if version > 0:
+            raise ZnodeFormatError(
+                paths.PRODUCER_ID_BLOCK, f"it was emptied (version {version}), and ids could be given twice"
+            )
         return None
     value = from_json(paths.PRODUCER_ID_BLOCK, data)
     return parse(

@@ -42,7 +42,10 @@ def advance(tree: ZnodeTree, lost_changes: int, now_ms: int) -> None:
         if change is None or node.data is None:
             continue
         with suppress(ZnodeFormatError):  # invalid data stays: the brokers report it
-            node.data = change(node.data)
+            changed = change(node.data)
+            if changed == node.data:  # The version of an empty block of producer ids shows that it was never used.
+                continue
+            node.data = changed
             node.version += 1
             node.mzxid, node.mtime = tree.last_zxid, now_ms
 
