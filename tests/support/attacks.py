@@ -14,7 +14,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
@@ -341,16 +341,17 @@ ATTACKS: Final[tuple[Callable[[Target], None], ...]] = (
 )
 
 
-def run(target: Target, seconds: float) -> list[tuple[float, float, str]]:
+def run(target: Target, seconds: float, only: Sequence[str] = ()) -> list[tuple[float, float, str]]:
     """Every attack once, in a random order, then all again, until the time is over and each had its turn.
 
-    Returns begin, end and name of each attack.
+    `only`: the names of the attacks that take part. Returns begin, end and name of each attack.
     """
+    attacks = [attack for attack in ATTACKS if not only or attack.__name__ in only]
     done: list[tuple[float, float, str]] = []
     end = time.monotonic() + seconds
     while True:
-        for attack in target.rng.sample(ATTACKS, len(ATTACKS)):
-            if time.monotonic() > end and len(done) >= len(ATTACKS):
+        for attack in target.rng.sample(attacks, len(attacks)):
+            if time.monotonic() > end and len(done) >= len(attacks):
                 return done
             began = time.time()
             # A closed connection or a missing answer is one of the right responses to an attack.
@@ -369,10 +370,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=float, default=1.0, help="of the attacks; 1 is their full size")
+    names = [attack.__name__ for attack in ATTACKS]
+    parser.add_argument("--only", nargs="+", default=[], choices=names, metavar="ATTACK", help=", ".join(names))
     args = parser.parse_args()
     rng = Random(args.seed)
     target = Target(args.brokers, args.zookeeper, args.topic, args.partitions, rng, args.size, args.damaged_topic)
-    print(json.dumps(run(target, args.seconds)))
+    print(json.dumps(run(target, args.seconds, args.only)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -45,15 +47,51 @@ class Waits:
 
     started: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    schedules: list[tuple[float, float, float]] = field(default_factory=list)
+    """Seconds of each wait: the probe waited for a processor, the broker's loop did, the broker's loop ran."""
 
-    def worst(self, count: int) -> list[tuple[float, float]]:
-        """(seconds, start) of the longest waits."""
-        return sorted(zip(self.seconds, self.started, strict=True), reverse=True)[:count]
+    def worst(self, count: int) -> list[tuple[float, float, tuple[float, float, float]]]:
+        """(seconds, start, schedule) of the longest waits."""
+        return sorted(zip(self.seconds, self.started, self.schedules, strict=True), reverse=True)[:count]
 
 
 def percentile(seconds: list[float], share: float) -> float:
     ordered = sorted(seconds)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Seconds of processor time since some moment: all programs of the machine, those of the siege, and the host."""
+
+    at: float
+    machine: float
+    siege: float
+    stolen: float
+
+    @classmethod
+    def now(cls, pids: Iterable[int]) -> Load:
+        """`pids`: processes of the siege that run. Its processes that have ended are counted, too."""
+        own = os.times()
+        siege = own.user + own.system + own.children_user + own.children_system
+        ticks = os.sysconf("SC_CLK_TCK")
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
+        siege += sum(sum(map(int, stat_of(pid)[11:13])) for pid in pids) / ticks
+        return cls(time.monotonic(), (user + nice + system + irq + softirq) / ticks, siege, steal / ticks)
+
+    def text(self, before: Load) -> str:
+        total = (self.at - before.at) * (os.cpu_count() or 1) / 100
+        siege = self.siege - before.siege
+        others = self.machine - before.machine - siege
+        return (
+            f"processor time: the siege {siege / total:.0f} % of {os.cpu_count()} processors, other programs"
+            f" {others / total:.0f} %, taken by the host {(self.stolen - before.stolen) / total:.0f} %"
+        )
+
+
+def stat_of(pid: int) -> list[str]:
+    """The fields of a process after its name."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +126,12 @@ class Attacker:
 class Probe:
     """`tests.support.probe` of one broker, in a process of its own."""
 
-    def __init__(self, port: int, account: Account) -> None:
+    def __init__(self, port: int, broker_pid: int, account: Account) -> None:
         self.name = f"probe of {port}"
         self.waits = Waits()
         self._account = account
         self._command = [sys.executable, "-m", "tests.support.probe", "--port", str(port), "--topic", TOPIC]
+        self._command += ["--broker-pid", str(broker_pid)]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -118,18 +157,33 @@ class Probe:
 class Siege:
     """`run` works for about `seconds` and returns the problems it found; `report` says what happened."""
 
-    def __init__(self, cluster: LocalCluster, *, seconds: float, seed: int, size: float) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        *,
+        seconds: float,
+        seed: int,
+        size: float,
+        attackers: int = 1,
+        only: Sequence[str] = (),
+    ) -> None:
         self.cluster = cluster
         self.seconds = seconds
         self.seed = seed
         self.size = size
+        self.attackers = attackers
+        self.only = only
+        """The attacks that take part; all of them if empty."""
         self.account = Account(PARTITIONS)
         self.is_long = seconds >= LONG_S
         self.attacks: Counter[str] = Counter()
         self.peak_bytes: dict[str, int] = {}
         """By process."""
+        self._load = ""
         self._steps: list[Step] = []
-        self._probes = [Probe(cluster.port(broker_id), self.account) for broker_id in cluster.broker_ids]
+        self._probes = [
+            Probe(cluster.port(broker_id), cluster.pid(broker_id), self.account) for broker_id in cluster.broker_ids
+        ]
 
     def run(self) -> list[str]:
         cluster = self.cluster
@@ -146,8 +200,6 @@ class Siege:
             for probe in self._probes:
                 probe.start()
             self._attack()
-            for probe in self._probes:
-                probe.end()
             for writer in writers:
                 writer.stop()
                 writer.join()
@@ -167,8 +219,11 @@ class Siege:
         command += ["--brokers", *(str(cluster.port(broker_id)) for broker_id in cluster.broker_ids)]
         command += ["--zookeeper", cluster.zookeeper_connect.split("/")[0].rpartition(":")[2]]
         command += ["--seconds", str(self.seconds), "--size", str(self.size)]
-        seeds = [self.seed, self.seed + 1] if self.is_long else [self.seed]
-        attackers = [Attacker([*command, "--seed", str(seed)]) for seed in seeds]
+        if self.only:
+            command += ["--only", *self.only]
+        servers = [*(cluster.pid(broker_id) for broker_id in cluster.broker_ids), cluster.zookeeper_pid]
+        before = Load.now(servers)
+        attackers = [Attacker([*command, "--seed", str(self.seed + number)]) for number in range(self.attackers)]
         try:
             for attacker in attackers:
                 steps, problem = attacker.finish()
@@ -179,6 +234,9 @@ class Siege:
         finally:
             for attacker in attackers:
                 attacker.kill()
+        for probe in self._probes:
+            probe.end()
+        self._load = Load.now(servers).text(before)
         for broker_id in cluster.broker_ids:
             self.peak_bytes[f"broker {broker_id}"] = peak_bytes(cluster.pid(broker_id))
         self.peak_bytes["ZooKeeper"] = peak_bytes(cluster.zookeeper_pid)
@@ -204,14 +262,20 @@ class Siege:
             if not probe.waits.seconds:
                 continue
             waits = probe.waits
-            worst = ", ".join(f"{1000 * s:.0f} ms ({self._during(at, at + s)})" for s, at in waits.worst(5))
             tail = f"p99 {1000 * percentile(waits.seconds, 0.99):.1f} ms"
-            lines.append(f"  {probe.name}: {len(waits.seconds)} answers, {tail}, longest {worst}")
+            lines.append(f"  {probe.name}: {len(waits.seconds)} answers, {tail}, longest:")
+            for wait, at, (own, broker, ran) in waits.worst(5):
+                lines.append(
+                    f"    {1000 * wait:.0f} ms: the broker's loop ran for {1000 * ran:.0f} ms and waited for a"
+                    f" processor for {1000 * broker:.0f} ms, the probe for {1000 * own:.0f} ms; during"
+                    f" {self._during(at, at + wait)}"
+                )
+        work = self.work_by_attack()
         for name, seconds in sorted(self.waits_by_attack().items()):
-            tail = f"p99 {1000 * percentile(seconds, 0.99):.1f} ms"
+            tail = f"p99 {1000 * percentile(seconds, 0.99):.1f} ms, most work of a loop {1000 * max(work[name]):.0f} ms"
             lines.append(f"  {name}: {self.attacks[name]} times, longest wait {1000 * max(seconds):.0f} ms, {tail}")
         peaks = ", ".join(f"{process} {peak >> 20} MiB" for process, peak in self.peak_bytes.items())
-        return "\n".join([*lines, f"  peak memory: {peaks}"])
+        return "\n".join([*lines, f"  peak memory: {peaks}", f"  {self._load}"])
 
     @property
     def longest_wait_s(self) -> float:
@@ -219,19 +283,27 @@ class Siege:
 
     def waits_by_attack(self) -> dict[str, list[float]]:
         """The waits of all probes during each attack; with two attackers a wait may count for several."""
+        return self._by_attack(lambda waits: waits.seconds)
+
+    def work_by_attack(self) -> dict[str, list[float]]:
+        """For how long the broker's loop ran in each of these waits: other programs of the machine do not matter."""
+        return self._by_attack(lambda waits: [ran for _, _, ran in waits.schedules])
+
+    def _by_attack(self, figures: Callable[[Waits], list[float]]) -> dict[str, list[float]]:
         found: dict[str, list[float]] = defaultdict(list)
         steps = sorted(self._steps, key=lambda step: step.began)
         for probe in self._probes:
             under_way: list[Step] = []
             following = iter(steps)
             step = next(following, None)
-            for started, seconds in zip(probe.waits.started, probe.waits.seconds, strict=True):
+            waits = probe.waits
+            for started, seconds, figure in zip(waits.started, waits.seconds, figures(waits), strict=True):
                 while step is not None and step.began <= started + seconds:
                     under_way.append(step)
                     step = next(following, None)
                 under_way = [one for one in under_way if one.ended >= started]
                 for one in under_way:
-                    found[one.name].append(seconds)
+                    found[one.name].append(figure)
         return found
 
     def _during(self, start: float, end: float) -> str:
@@ -254,6 +326,16 @@ def chosen_seed() -> int:
 
 def chosen_seconds(default: float) -> float:
     return float(os.environ.get("KLAMM_SIEGE_SECONDS") or default)
+
+
+def chosen_attackers(default: int) -> int:
+    """KLAMM_SIEGE_ATTACKERS: how many attackers work at once."""
+    return int(os.environ.get("KLAMM_SIEGE_ATTACKERS") or default)
+
+
+def chosen_attacks() -> list[str]:
+    """KLAMM_SIEGE_ONLY: the attacks that take part, between commas; all of them if it is not set."""
+    return [name for name in (os.environ.get("KLAMM_SIEGE_ONLY") or "").split(",") if name]
 
 
 def chosen_size(default: float) -> float:
