@@ -23,7 +23,8 @@ from klamm.model import TopicPartition
 from klamm.protocol.chunked import CHUNK
 from klamm.protocol.messages.fetch import FetchRequest, ForgottenTopic
 from klamm.replica import delayed_fetch, fetch_path
-from klamm.replica.fetch_session import FetchSessionCache, size_bytes_of
+from klamm.replica.fetch_session import FetchSessionCache, SessionPartition, size_bytes_of
+from klamm.replica.partition_reader import PartitionFetch
 from tests.support.one_broker import OneBroker, batch
 from tests.unit.apis.test_fetch import ID, only, request, values
 
@@ -228,6 +229,17 @@ class TestLargeRequests:
         assert isinstance(answering, GeneratorType), "many partitions are answered in steps"
         answering.close()
         assert not self.is_watched(one)
+
+    def test_few_partitions_are_put_into_order_per_step(self) -> None:
+        """A pass of the collector would visit the elements of all the new lists."""
+        fetch = PartitionFetch(0, 1)
+        partitions = [SessionPartition(None, ID, number, fetch, place=-number) for number in range(NAMED)]
+        steps, left = fetch_context.in_order(partitions), NAMED
+        while partitions:
+            next(steps)
+            assert 0 < left - len(partitions) <= SLICE
+            left = len(partitions)
+        assert [each.place for each in at_once(steps)] == list(range(1 - NAMED, 1))
 
     def is_watched(self, one: OneBroker) -> bool:
         return any(partition.readers for partition in one.broker.replicas.partitions.values())

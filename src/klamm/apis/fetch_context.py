@@ -234,10 +234,14 @@ def _released(session: FetchSession) -> Generator[None, None, None]:
 
 
 def in_order(partitions: list[SessionPartition]) -> Generator[None, None, Iterable[SessionPartition]]:
-    """Put very many partitions into read order."""
-    parts = list(consume(partitions))
-    for part in parts:
+    """Put very many partitions into read order.
+
+    The garbage collector visits the elements of all lists that were made since its last pass: few per step.
+    """
+    parts = []
+    for part in consume(partitions):
         part.sort(key=place_of)
+        parts.append(part)
         yield
     if all(one[-1].place <= other[0].place for one, other in pairwise(parts)):
         return _each(parts)
