@@ -153,7 +153,7 @@ def _fetch_in_slices(
         params.max_wait_ms = 0
     delayed = LargeFetch(broker.replicas, params, session)
     refused: list[Reads] = []
-    with _released_if_abandoned(ctx, delayed):
+    with _released_if_ended_early(ctx, delayed):
         missing = yield from _read_in_slices(broker, ctx, params, looked_at, delayed, refused)
         waiting = park(broker.replicas, params, delayed, list) if missing else None
     if isinstance(waiting, asyncio.Future):
@@ -162,8 +162,8 @@ def _fetch_in_slices(
 
 
 @contextmanager
-def _released_if_abandoned(ctx: RequestContext, delayed: LargeFetch) -> Iterator[None]:
-    """Partitions do not keep a fetch whose client has gone."""
+def _released_if_ended_early(ctx: RequestContext, delayed: LargeFetch) -> Iterator[None]:
+    """Partitions do not keep a fetch that ends early."""
     try:
         yield
     except BaseException:
@@ -204,7 +204,7 @@ def _answer_in_slices(
     delayed: LargeFetch,
     refused: list[Reads],
 ) -> Steps[FetchResponse]:
-    with _released_if_abandoned(ctx, delayed):
+    with _released_if_ended_early(ctx, delayed):
         delayed.close()
         yield from delayed.read_again(partial(_sort_out, broker, ctx, params))
         if broker.quotas.fetch.is_enabled:

@@ -286,13 +286,16 @@ class Connection(GuardedProtocol):
     def complete(self, request: Request, response: Message | None) -> Steps | None:
         if self._quotas.is_enabled:
             response = charge(self._quotas, request, response)
-        if response is None or self.is_closed:
+        if response is None:
             self._finish(request, None)
             return None
         api = request.api
         codes = api.read_small_error_codes(response)
         if codes is None or len(codes) > MAX_CODES:
             return self._begin_encoding(request, response)
+        if self.is_closed:
+            self._finish(request, None)
+            return None
         self._finish(request, encode(response, api.version))
         api.metrics.count_errors(codes)
         return None
@@ -309,14 +312,9 @@ class Connection(GuardedProtocol):
         return steps
 
     def _finish_in_slices(self, request: Request, encoding: Generator[None, None, list[BytesLike]]) -> Steps:
-        while not self.is_closed:
-            try:
-                next(encoding)
-            except StopIteration as done:
-                self._finish(request, done.value)
-                return
-            yield
-        self._finish(request, None)
+        """Encode a large response. If the client has gone, this finds the lists that must be freed in steps."""
+        body = yield from encoding
+        self._finish(request, None if self.is_closed else body)
 
     def complete_with_close(self, request: Request) -> None:
         request.close_connection()

@@ -100,6 +100,11 @@ class Request(RequestContext):
             self.sliced_seconds = max(seconds, _SHORTEST_SLICE)
 
     @property
+    def is_decoded(self) -> bool:
+        """Whether the frame has been decoded, or dropped."""
+        return not self.pooled_bytes
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether handling the request is useless: its connection has ended, and it changes nothing."""
         return self.is_dropped or (self.api.is_read and self.connection.has_ended())

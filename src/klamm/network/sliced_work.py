@@ -91,8 +91,12 @@ class SlicedWork:
         return now
 
     def _step(self, request: Request, steps: Steps) -> Steps | None:
-        """Do one step; return the steps that are left."""
-        if not request.is_complete and request.is_abandoned:
+        """Do one step; return the steps that are left.
+
+        If the client has gone, decoding ends. Later steps are all taken: ending them would free at once what they have
+        made, which takes longer than a slice.
+        """
+        if not request.is_decoded and request.is_abandoned:
             steps.close()
             request.connection.drop(request)
             return request.freed()

@@ -1,0 +1,89 @@
+"""A client that leaves in the middle of a large request: no step frees everything that was made for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from klamm.apis import fetch
+from klamm.log.memory_files import MemoryFiles
+from klamm.network.request import Request, Steps
+from klamm.network.sliced_work import SlicedWork
+from klamm.protocol.messages.fetch import FetchRequest, FetchResponse
+from tests.hostile.test_steps import MOST_BLOCKS
+from tests.support.one_broker import OneBroker
+from tests.unit.apis.test_fetch import ID, request
+from tests.unit.network.harness import ScriptedApi, Server, until
+
+COUNT = 10_000
+MOMENTS = 7
+VERSION = 11
+
+
+class MeasuredWork:
+    """Counts the steps of requests in slices, and the blocks of memory that each takes or gives back.
+
+    The client of the request leaves after the step with the number `last`.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int = 0) -> None:
+        self.count = self.most = 0
+        self.is_done = False
+        self._last = last
+        self._original = SlicedWork._step
+        monkeypatch.setattr(SlicedWork, "_step", lambda work, request, steps: self._step(work, request, steps))
+
+    def _step(self, work: SlicedWork, request: Request, steps: Steps) -> Steps | None:
+        before = sys.getallocatedblocks()
+        rest = self._original(work, request, steps)
+        del steps
+        self.most = max(self.most, abs(sys.getallocatedblocks() - before))
+        self.count += 1
+        self.is_done = rest is None
+        if self.count == self._last:
+            request.connection.abort()  # type: ignore[attr-defined]
+        return rest
+
+
+@pytest.fixture
+def one() -> Iterator[OneBroker]:
+    broker = OneBroker(Path("/broker"), files=MemoryFiles())
+    broker.lead("t", 3, topic_id=ID)
+    gc.collect()
+    gc.disable()  # A pass of the collector would count as somebody's step.
+    yield broker
+    gc.enable()
+    broker.close()
+
+
+def carried_out(one: OneBroker, work: MeasuredWork) -> None:
+    """Send a large Fetch, and wait until all steps for it have been taken."""
+
+    async def scenario() -> None:
+        handle = partial(fetch.API.handle, one.broker)
+        async with Server(ScriptedApi(FetchRequest, FetchResponse, handle, is_read=True)) as server:
+            client = await server.client()
+            client.send(request(dict.fromkeys(range(COUNT), 0), session_epoch=-1), VERSION)
+            await until(lambda: work.is_done)
+
+    asyncio.run(scenario())
+
+
+def test_no_step_of_an_abandoned_fetch_frees_much_memory(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        whole = MeasuredWork(patch)
+        carried_out(one, whole)
+    assert whole.most <= MOST_BLOCKS
+    found = {}
+    for moment in range(1, MOMENTS):
+        with monkeypatch.context() as patch:
+            work = MeasuredWork(patch, last=whole.count * moment // MOMENTS)
+            carried_out(one, work)
+        found[moment] = work.most
+    assert max(found.values()) <= MOST_BLOCKS, found
