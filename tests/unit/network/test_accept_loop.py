@@ -145,3 +145,21 @@ def test_a_burst_of_connections_is_opened_over_many_turns(run: Run) -> None:
         assert max(turns.values()) == OPENED_AT_ONCE
 
     run(scenario())
+
+
+@both_loops
+def test_connections_are_numbered_in_the_order_in_which_their_clients_connected(run: Run) -> None:
+    """The protection of old clients depends on it (decision 0031), also if many connect before the loop accepts one."""
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api()) as server:
+            acceptor = server.network.acceptors[0]
+            clients = [socket.create_connection(("127.0.0.1", acceptor.port)) for _ in range(COMING)]
+            await until(lambda: len(acceptor.open) == COMING)
+            orders = {connection.context.client_port: connection.context.order for connection in acceptor.open}
+            in_order_of_connecting = [orders[client.getsockname()[1]] for client in clients]
+            for client in clients:
+                client.close()
+            assert in_order_of_connecting == sorted(set(in_order_of_connecting))
+
+    run(scenario())
