@@ -1,6 +1,7 @@
 """Transactions in a mixed cluster: a coordinator of one kind completes what one of the other kind has begun.
 
-`before` runs once per inter-broker protocol: those in KLAMM_MIXED_PROTOCOLS (such as `3.1,2.6`), or DEFAULT_PROTOCOLS.
+`before` runs once per inter-broker protocol: those in KLAMM_MIXED_PROTOCOLS (such as `3.1,2.6`, or `all` for every one
+that differs from the others), or DEFAULT_PROTOCOLS.
 `after` has a Kafka broker join brokers that use `transaction.version` 2.
 """
 
@@ -55,18 +56,26 @@ PROTOCOLS: Final[Mapping[str, Mapping[int, Kind]]] = {
     "3.7": _CONTROLLED_BY_KLAMM,
     "3.6": _CONTROLLED_BY_KAFKA,
     "3.5": _CONTROLLED_BY_KLAMM,
+    "3.5-IV0": _CONTROLLED_BY_KAFKA,
     "3.4": _CONTROLLED_BY_KAFKA,
     "3.3": _CONTROLLED_BY_KLAMM,
     "3.2": _CONTROLLED_BY_KLAMM,
     "3.1": _CONTROLLED_BY_KLAMM,
     "3.0": _CONTROLLED_BY_KAFKA,
+    "3.0-IV0": _CONTROLLED_BY_KLAMM,
     "2.8": _CONTROLLED_BY_KAFKA,
+    "2.8-IV0": _CONTROLLED_BY_KLAMM,
     "2.7": _CONTROLLED_BY_KLAMM,
+    "2.7-IV1": _CONTROLLED_BY_KAFKA,
+    "2.7-IV0": _CONTROLLED_BY_KLAMM,
     "2.6": _CONTROLLED_BY_KAFKA,
     "2.5": _CONTROLLED_BY_KLAMM,
     "2.4": {1: "klamm", 2: "kafka", 3: "kafka"},
+    "2.4-IV0": {1: "kafka", 2: "klamm", 3: "klamm"},
 }
-"""All that klamm supports. The first controller is of broker 1's kind."""
+"""All releases that klamm supports, and their steps that differ. The first controller is of broker 1's kind."""
+DIFFERENT_PROTOCOLS: Final = tuple(it for it in PROTOCOLS if it not in ("3.7", "3.6", "3.2", "2.5"))
+"""One per combination of versions and mechanisms: every other protocol equals one of these."""
 DEFAULT_PROTOCOLS: Final = ("3.9", "3.3", "3.0", "2.8", "2.4")
 
 
@@ -319,8 +328,10 @@ def run(protocol: str) -> None:
 
 def chosen_protocols() -> list[str]:
     chosen = [it.strip() for it in os.environ.get("KLAMM_MIXED_PROTOCOLS", "").split(",") if it.strip()]
+    if chosen == ["all"]:
+        return list(DIFFERENT_PROTOCOLS)
     if unknown := [it for it in chosen if it not in PROTOCOLS]:
-        raise KlammError(f"KLAMM_MIXED_PROTOCOLS has {unknown}: choose among {', '.join(PROTOCOLS)}")
+        raise KlammError(f"KLAMM_MIXED_PROTOCOLS has {unknown}: choose `all`, or some of {', '.join(PROTOCOLS)}")
     return chosen or list(DEFAULT_PROTOCOLS)
 
 
