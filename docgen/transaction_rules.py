@@ -211,7 +211,11 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         _rule(
             "5: clients that take a new epoch keep their connections", "clients_that_renew_their_epoch_connect_again"
         ),
-        _rule("6: a leader refuses markers on older connections", "late_markers_are_written"),
+        _rule(
+            "6: a leader refuses markers on older connections, and on those from before its election",
+            "late_markers_are_written",
+            "late_markers_are_written_after_a_return",
+        ),
     ),
     "The repaired protocol (KIP-890 part 2)": (
         _rule(
@@ -253,6 +257,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "A marker has the version of its transaction (KIP-1228)",
             "kip_1228_markers_have_no_version",
             "kip_1228_the_version_of_a_marker_is_ignored",
+            "kip_1228_the_log_ignores_the_version_of_a_marker",
         ),
         _rule(
             "`transaction.version` is on while all live brokers are known to speak it (decision 0032)",

@@ -7,8 +7,9 @@ A coordinator whose epoch is older than that of the last marker is TRANSACTION_C
 older producer epoch INVALID_PRODUCER_EPOCH (47). From version 2 on the coordinator bumps the epoch at every end: a
 marker with the epoch of the open transaction is late and is INVALID_PRODUCER_EPOCH, and one with the epoch of the last
 marker repeats it and succeeds. Before version 2 a marker is late if its coordinator has sent one of the same epochs on
-a younger connection: it is not written, and the connection is closed without an answer. Every marker has an answer of
-its own; a partition that is named twice has one.
+a younger connection, or if its connection is older than the leadership and the producer has begun another transaction:
+it is not written, and the connection is closed without an answer. Every marker has an answer of its own; a partition
+that is named twice has one.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ def _write(
             if room <= 0:
                 yield
                 room = _AT_ONCE
-            if not _admits(broker, ctx, marker, check.version):
+            part = partitions[start : start + _AT_ONCE]
+            if not _admits(broker, ctx, marker, check.version, part):
                 ctx.close_connection()
                 return None
-            part = partitions[start : start + _AT_ONCE]
             room -= len(part)
             appended = append_records(
                 broker.replicas,
@@ -97,12 +98,22 @@ def _write(
     return (yield from _response(written))
 
 
-def _admits(broker: Broker, ctx: RequestContext, marker: WritableTxnMarker, version: TransactionVersion) -> bool:
-    """Whether the coordinator has not repeated this marker on a younger connection. Newer versions have the epoch."""
-    connections = broker.replicas.transactional_producers.marker_connections
-    return version.bumps_epoch or connections.admit(
-        marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, ctx.channel.order
-    )
+def _admits(
+    broker: Broker,
+    ctx: RequestContext,
+    marker: WritableTxnMarker,
+    version: TransactionVersion,
+    partitions: Sequence[TopicPartition],
+) -> bool:
+    """Whether the coordinator has not repeated this marker on another connection. Newer versions have the epoch."""
+    if version.bumps_epoch:
+        return True
+    term = marker.producer_id, marker.producer_epoch, marker.coordinator_epoch
+    connection = ctx.channel.order
+    if not broker.replicas.transactional_producers.marker_connections.admit(*term, connection):
+        return False
+    hosted = map(broker.replicas.partitions.get, partitions)
+    return not any(partition is not None and partition.is_late_marker(*term, connection) for partition in hosted)
 
 
 def _partitions(ctx: RequestContext, marker: WritableTxnMarker) -> Steps[Sequence[TopicPartition]]:

@@ -189,6 +189,16 @@ class ProducerStateManager:
             return False
         return 0 < connection <= max(entry.aborted_after, self.rebuilt_after)
 
+    def is_next_open(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> bool:
+        """Whether a transaction of this epoch is open, and this coordinator has ended one before it here."""
+        entry = self.entries.get(producer_id)
+        return (
+            entry is not None
+            and entry.current_txn_first_offset is not None
+            and entry.producer_epoch == producer_epoch
+            and entry.coordinator_epoch == coordinator_epoch
+        )
+
     def begin_verification(
         self, producer_id: int, producer_epoch: int, sequence: int, now_ms: int
     ) -> VerificationGuard | ErrorCode | None:

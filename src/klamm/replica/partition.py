@@ -14,7 +14,7 @@ from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.log.verification_state import TransactionCheck
-from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, TopicPartition
+from klamm.model import NO_EPOCH, NO_LEADER, ZERO_UUID, ConnectionOrder, TopicPartition
 from klamm.protocol.record_batch import batches
 from klamm.replica import isr as isr_rules
 from klamm.replica.remote_replica import RemoteReplica
@@ -64,6 +64,7 @@ class Partition:
         "leader",
         "leader_epoch",
         "leader_epoch_start_offset",
+        "led_after",
         "log",
         "partition_epoch",
         "pending_isr",
@@ -96,6 +97,8 @@ class Partition:
         self.partition_epoch = NO_EPOCH
         self.controller_epoch = NO_EPOCH
         self.leader_epoch_start_offset: int | None = None
+        self.led_after: ConnectionOrder = 0
+        """The youngest connection of this broker when it became the leader in this epoch."""
         self.replicas: tuple[int, ...] = ()
         self.adding_replicas: tuple[int, ...] = ()
         self.removing_replicas: tuple[int, ...] = ()
@@ -151,6 +154,7 @@ class Partition:
         self.isr = tuple(state.isr)
         if is_new_epoch:
             self.leader_epoch_start_offset = log.log_end_offset
+            self.led_after = log.env.host.youngest_connection()
             if self.remotes:
                 self._reset_remotes(now_ms, forget_offsets=not was_leader)
         self._lagging[self] = None
@@ -197,6 +201,18 @@ class Partition:
                 remote.last_caught_up_time_ms = caught_up_ms
 
     # --- leader ------------------------------------------------------------------------------------------------
+
+    def is_late_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, connection: ConnectionOrder
+    ) -> bool:
+        """Whether a marker on this connection may be one that its coordinator has repeated to an earlier leader.
+
+        The transaction that it belongs to has ended here then, and the next one of an old client has the same epoch.
+        """
+        log = self.log
+        if not 0 < connection <= self.led_after or log is None or not log.is_open:
+            return False
+        return log.producers.is_next_open(producer_id, producer_epoch, coordinator_epoch)
 
     def check_leader_epoch(self, current_leader_epoch: int) -> ErrorCode:
         """Compare a client's leader epoch (-1: not given) with this broker's."""

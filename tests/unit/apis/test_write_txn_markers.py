@@ -152,6 +152,39 @@ def test_a_marker_that_was_repeated_on_a_younger_connection_does_not_end_the_nex
     assert send(0, marker(epoch=5, coordinator_epoch=1, version=2), version=2) is not None
 
 
+def test_a_marker_that_was_repeated_to_another_leader_does_not_end_the_next_transaction(one: OneBroker) -> None:
+    producers = one.broker.replicas.transactional_producers
+    last_connection = 4
+    one.broker.logs.number_connections(lambda: last_connection)
+
+    def send(order: int, *markers: WritableTxnMarker, version: int = 1) -> WriteTxnMarkersResponse | None:
+        request = WriteTxnMarkersRequest(markers=markers)
+        response: WriteTxnMarkersResponse | None = one.ask_for_anything(
+            write_txn_markers.API, request, version, order=order
+        )
+        return response
+
+    one.lead("t", leader_epoch=1)
+    write(one, epoch=3)
+    assert send(4, marker(epoch=3)) is not None, "the first transaction of a producer has no late marker"
+    producers.marker_connections = MarkerConnections()  # the other leader received it
+    last_connection = 8
+    one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=2, partition_epoch=1, replicas=(1, 2), isr=(1, 2))
+    one.lead("t", leader_epoch=3, partition_epoch=2, replicas=(1, 2), isr=(1,))
+    last_connection = 9
+    assert send(8, marker(epoch=3)) is not None, "it ends nothing"
+    write(one, epoch=3, sequence=1)
+    assert send(8, marker(epoch=3)) is None and one.last_context.closes_connection
+    assert log_of(one).producers.has_open_transaction(5, 3)
+    # The same coordinator on a new connection. Another coordinator, and the repaired protocol, have epochs.
+    assert send(9, marker(epoch=3)) is not None
+    producers.marker_connections = MarkerConnections()
+    write(one, epoch=3, sequence=2)
+    assert send(8, marker(epoch=3, coordinator_epoch=1)) is not None
+    write(one, epoch=3, sequence=3)
+    assert send(8, marker(epoch=4, coordinator_epoch=1, version=2), version=2) is not None
+
+
 def test_connections_of_markers_are_forgotten_one_by_one() -> None:
     connections = MarkerConnections(2)
     for producer_id in (1, 2, 1, 3):

@@ -292,6 +292,12 @@ _OF_MARKERS: Final = {
         "        if term == known and connection < youngest:\n",
         "        if False:\n",
     ),
+    "late_markers_are_written_after_a_return": aimed(
+        "late marker after a return",
+        _R + "partition",
+        "        if not 0 < connection <= self.led_after or log is None or not log.is_open:\n",
+        "        if True:\n",
+    ),
     "kafka_19446_late_markers_of_the_next_epoch_are_written": aimed(
         "late marker with a bump",
         _L + "producer_state",
@@ -299,16 +305,22 @@ _OF_MARKERS: Final = {
         "    if True:\n",
     ),
     "kip_1228_markers_have_no_version": aimed(
-        "late marker with a bump after a return",
+        "late marker of a forgotten producer",
         _T + "marker_sender",
         "transaction_version=completion.value.client_version,",
         "transaction_version=0,",
     ),
     "kip_1228_the_version_of_a_marker_is_ignored": aimed(
-        "late marker with a bump after a return",
+        "late marker of a forgotten producer",
         _A + "write_txn_markers",
         "    return TransactionVersion(min(max(marker.transaction_version, TransactionVersion.TV_0), newest))\n",
         "    return min(TransactionVersion.TV_0, newest)\n",
+    ),
+    "kip_1228_the_log_ignores_the_version_of_a_marker": aimed(
+        "late marker with a bump after a return",
+        _L + "producer_state",
+        "            return refusal or _check_marker_epoch(batch, entry, check.version)\n",
+        "            return refusal\n",
     ),
     "decisions_are_answered_before_they_are_replicated": aimed(
         "lonely decision",

@@ -8,6 +8,7 @@ from typing import Final
 from klamm.protocol.messages.delete_topics import DeleteTopicsRequest
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
+from klamm.replica.transactional_producers import MarkerConnections
 from klamm.sim.aimed.cluster_stage import expect
 from klamm.sim.transactions.aimed_actor import Actor
 from klamm.sim.transactions.aimed_stage import REPAIRED, Aim, Stage
@@ -157,12 +158,12 @@ async def _late_bumped_marker(stage: Stage) -> None:
     await _late_marker(stage, is_new=True)
 
 
-async def _late_marker_after_return(stage: Stage) -> None:
-    """The same, but its partition has moved away and back: only the version in the marker shows that it is late.
+async def _late_marker_after_return(stage: Stage, *, is_new: bool) -> None:
+    """The same, but its partition has moved away and back.
 
     The leader does not know that the coordinator has sent it again on another connection, to the leader in between.
     """
-    actor = Actor(stage, "w", is_new=True)
+    actor = Actor(stage, "w", is_new=is_new)
     await actor.init()
     coordinator = await stage.coordinator(actor.transactional_id)
     tp = await stage.partition_away_from(coordinator)
@@ -175,6 +176,40 @@ async def _late_marker_after_return(stage: Stage) -> None:
     await actor.write(stage.tps[0] if tp != stage.tps[0] else stage.tps[1])
     await stage.lead(tp, home)
     await actor.write(tp)
+    marker.release()
+    await asyncio.sleep(SHORT_S)
+    await actor.abort()
+
+
+async def _late_old_marker_after_return(stage: Stage) -> None:
+    """Only its connection shows that it is late: it is older than the leadership."""
+    await _late_marker_after_return(stage, is_new=False)
+
+
+async def _late_bumped_marker_after_return(stage: Stage) -> None:
+    """The version in the marker shows that it is late."""
+    await _late_marker_after_return(stage, is_new=True)
+
+
+async def _late_marker_of_forgotten_producer(stage: Stage) -> None:
+    """The leader has forgotten on which connection the marker was repeated. Its version shows that it is late."""
+    for node in stage.nodes:
+        assert node.broker is not None
+        node.broker.replicas.transactional_producers.marker_connections = MarkerConnections(1)
+    actor, other = Actor(stage, "w", is_new=True), Actor(stage, "x", is_new=True)
+    await actor.init()
+    await other.init()
+    coordinator = await stage.coordinator(actor.transactional_id)
+    tp = await stage.partition_away_from(coordinator)
+    await actor.write(tp)
+    marker = stage.detain(coordinator.host, WriteTxnMarkersRequest, await stage.leader(tp))
+    await actor.commit()
+    await stage.detained(marker)
+    await actor.write(tp)
+    await other.write(tp)
+    await other.commit()
+    await other.write(tp)  # its marker is written
+    await other.commit()
     marker.release()
     await asyncio.sleep(SHORT_S)
     await actor.abort()
@@ -228,7 +263,9 @@ AIMS_OF_MARKERS: Final[dict[str, Aim]] = {
     "marker of a deposed coordinator": Aim(_deposed_marker),
     "late marker": Aim(_late_old_marker),
     "late marker with a bump": Aim(_late_bumped_marker, REPAIRED),
-    "late marker with a bump after a return": Aim(_late_marker_after_return, REPAIRED),
+    "late marker after a return": Aim(_late_old_marker_after_return),
+    "late marker with a bump after a return": Aim(_late_bumped_marker_after_return, REPAIRED),
+    "late marker of a forgotten producer": Aim(_late_marker_of_forgotten_producer, REPAIRED),
     "lonely decision": Aim(_lonely_decision),
     "lonely marker": Aim(_lonely_marker),
 }
