@@ -321,6 +321,9 @@ def test_kafka_16352_a_request_of_an_earlier_term_does_not_stop_the_present_one(
     broker.deliver()
     assert [marker.coordinator_epoch for marker in broker.leaders.received] == [2]
     assert broker.state() is STATES.COMPLETE_COMMIT
+    broker.pass_ms(60_000)
+    broker.deliver()
+    assert len(broker.leaders.received) == 1, "a marker of the earlier term was sent again"
 
 
 def test_a_leader_that_stays_sends_markers_with_its_new_epoch() -> None:
