@@ -71,11 +71,12 @@ async def change_config(
     path = paths.config_entity_path(entity_type, name)
     while True:
         found = (await zk.read_many([path]))[0]
-        before = {} if found is None else _decode(path, found[0])
+        decoded = {} if found is None else _decode(path, found[0])
+        before = decoded
         if before is None:  # the settings that are lost may have kept the records of the topic
             before = dict(KEEP_RECORDS) if entity_type == TOPICS else {}
         after = change(dict(before))
-        if found is not None and after == before:
+        if found is not None and after == decoded:  # a damaged znode is always written: brokers may use former settings
             return after
         try:
             await zk.multi(_write(path, f"{entity_type}/{name}", found, after))

@@ -23,7 +23,8 @@ from klamm.security.secret import Secret
 from klamm.server.broker_security import BrokerSecurity
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
-from klamm.zk.model.ops import Create, SetData
+from klamm.zk.model.ops import Create, GetData, SetData
+from klamm.zk.model.znodes import encode_config
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.certificates import write_tls_files
 from tests.support.one_broker import OneBroker
@@ -400,6 +401,26 @@ class TestListener:
         change(one, TOPIC, "orders", ("retention.ms", SET, "9"))
         self.until(one, lambda: configs.topic_overrides("orders").get("retention.ms") == "9")
         one.loop.run_until_complete(listener.stop())
+
+    def test_a_change_repairs_a_damaged_configuration_even_if_it_sets_what_applies_meanwhile(
+        self, one: OneBroker
+    ) -> None:
+        """The brokers may use former settings, which delete records."""
+        change(one, TOPIC, "orders", ("retention.ms", SET, "9"))
+        listener, configs = self.follow(one)
+        one.loop.run_until_complete(
+            one.broker.zk.set(SetData(paths.config_entity_path("topics", "orders"), b"garbage"))
+        )
+        change(one, TOPIC, "orders", ("retention.ms", SET, "-1"))
+        assert stored(one, "topics", "orders") == KEEP_RECORDS
+        self.until(one, lambda: configs.topic_overrides("orders") == KEEP_RECORDS)
+        one.loop.run_until_complete(listener.stop())
+
+    def test_the_last_setting_of_a_damaged_broker_configuration_can_be_removed(self, one: OneBroker) -> None:
+        path = paths.config_entity_path("brokers", "<default>")
+        one.loop.run_until_complete(one.broker.zk.create(Create(path, b"garbage")))
+        assert change(one, BROKER, "", ("log.segment.bytes", DELETE, None)) == (0, None)
+        assert one.loop.run_until_complete(one.broker.zk.read(GetData(path))).data == encode_config({})
 
     def test_damaged_settings_of_a_broker_change_nothing(self, one: OneBroker) -> None:
         change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
