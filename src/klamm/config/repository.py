@@ -16,7 +16,7 @@ from klamm.config.client_quotas import ClientQuotas
 from klamm.config.definition import AnyKey, Support, UpdateMode, did_you_mean
 from klamm.config.kafka_config import BROKER_KEYS, KafkaConfig, broker_key
 from klamm.config.listener_settings import LISTENER_KEYS
-from klamm.config.topic_config import SAFE_VALUES, effective_topic_config, invalid_overrides
+from klamm.config.topic_config import KEEP_RECORDS, SAFE_VALUES, effective_topic_config, invalid_overrides
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.unsupported import unsupported
 from klamm.config.user_credentials import UserCredentials
@@ -33,6 +33,7 @@ _SAFE_DEFAULTS: Final = {
     TOPIC_KEYS[name].synonyms[0]: {TOPIC_KEYS[kept].synonyms[0]: value for kept, value in values.items()}
     for name, values in SAFE_VALUES.items()
 }
+_DEFAULT_POLICY: Final = TOPIC_KEYS["cleanup.policy"].synonyms[0]
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Reconfigure = Callable[[KafkaConfig, KafkaConfig], None]
@@ -51,6 +52,8 @@ class ConfigRepository:
         self._default: Mapping[str, str] = _NOTHING
         self._own: Mapping[str, str] = _NOTHING
         self._dynamic: Mapping[str, str] = _NOTHING
+        self._is_policy_invalid = False
+        """Whether the default `cleanup.policy` is invalid: perhaps it ignored the retention that topics have set."""
         self._topics: dict[str, Mapping[str, str]] = {}
         self.client_quotas: Final = ClientQuotas()
         self.user_credentials: Final = UserCredentials()
@@ -84,7 +87,10 @@ class ConfigRepository:
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the value of every topic key as text, for `LogConfig.from_properties`."""
-        return effective_topic_config(self.topic_overrides(topic), self._config)
+        overrides = self.topic_overrides(topic)
+        if self._is_policy_invalid and "cleanup.policy" not in overrides:
+            overrides = {**overrides, **KEEP_RECORDS}
+        return effective_topic_config(overrides, self._config)
 
     def on_change(self, keys: Iterable[str], reconfigure: Reconfigure) -> None:
         """Call `reconfigure(old, new)` after every change of one of the broker keys."""
@@ -158,10 +164,15 @@ class ConfigRepository:
 
     def _rebuild(self) -> None:
         old = self._config
-        before, self._dynamic = self._dynamic, usable(old, {**self._default, **self._own})
+        wanted = {**self._default, **self._own}
+        before, self._dynamic = self._dynamic, usable(old, wanted)
         self._config = new = old.with_dynamic(self._dynamic)
         _log_changes(f"broker {self._broker_name}", before, self._dynamic, broker_key)
         changed = {name for name in BROKER_KEYS if old[name] != new[name]}
+        was_invalid = self._is_policy_invalid
+        self._is_policy_invalid = wanted.get(_DEFAULT_POLICY) != self._dynamic.get(_DEFAULT_POLICY)
+        if self._is_policy_invalid != was_invalid:
+            changed.add(_DEFAULT_POLICY)
         for keys, reconfigure in self._reconfigurables:
             if keys & changed:
                 reconfigure(old, new)

@@ -121,3 +121,16 @@ def test_an_invalid_default_of_a_setting_that_deletes_keeps_records(caplog: pyte
     configs.set_broker(DEFAULT_BROKER, {"log.retention.ms": "2000"})
     assert configs.topic_config("t")["retention.ms"] == "2000"
     assert "log.retention.ms: no records are deleted for this setting until it is valid" in caplog.messages
+
+
+def test_an_invalid_default_policy_keeps_the_records_of_topics_with_a_retention_of_their_own() -> None:
+    """The policy may have been `compact`, which ignores the retention."""
+    configs = ConfigRepository(KafkaConfig({"broker.id": 1}))
+    configs.set_topic("t", {"retention.ms": "1000", "retention.bytes": "5"})
+    configs.set_topic("d", {"retention.ms": "1000", "cleanup.policy": "delete"})
+    configs.set_broker(DEFAULT_BROKER, {"log.cleanup.policy": "compcat"})
+    effective = configs.topic_config("t")
+    assert [effective[key] for key in ("cleanup.policy", "retention.ms", "retention.bytes")] == ["delete", "-1", "-1"]
+    assert configs.topic_config("d")["retention.ms"] == "1000"
+    configs.set_broker(DEFAULT_BROKER, {"log.cleanup.policy": "delete"})
+    assert configs.topic_config("t")["retention.ms"] == "1000"
