@@ -80,7 +80,7 @@ def _append_batch(
         flush_pending = log.has_flush_limits and log.flush_if_due()
     except OSError as e:
         if origin is _CLIENT and batch.producer_id >= 0 and log.log_end_offset == base_offset:
-            log.unwritten.note(batch)
+            log.unwritten.note(batch, log.clock.monotonic())
         return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, log.disk.failed(e, "appending to"))
     if log.unwritten:
         log.unwritten.written(batch.producer_id)
@@ -141,7 +141,7 @@ def _not_usable(log: Log, records: Checkable, origin: AppendOrigin) -> AppendRes
     if log.disk.is_failed:
         return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE)
     if origin is _CLIENT and (batch := _batch_of_producer(log, records)) is not None:
-        log.unwritten.note(batch)
+        log.unwritten.note(batch, log.clock.monotonic())
     return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, TOO_MANY_FILES)
 
 
@@ -156,7 +156,8 @@ def _check_producer(
     except ProtocolError as e:
         return _rejected(log, ErrorCode.INVALID_RECORD, str(e))
     if log.unwritten and origin is _CLIENT:
-        refusal = log.unwritten.refusal(batch, refusal, log.producers.entries.get(batch.producer_id))
+        entry = log.producers.entries.get(batch.producer_id)
+        refusal = log.unwritten.refusal(batch, refusal, entry, log.clock.monotonic())
     return _rejected(log, refusal.error, refusal.message) if refusal is not None else None
 
 

@@ -170,6 +170,25 @@ def test_a_new_producer_whose_first_batch_found_no_file_does_not_start_with_a_la
     assert append(log, produced(1, b"b")).base_offset == 1
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_producer_that_gave_up_an_unwritten_batch_gets_the_answers_of_kafka(is_known: bool) -> None:
+    """Otherwise it gets a retriable error for every batch, for ever."""
+    bench = Bench(LogConfig(segment_bytes=300))
+    log = bench.manager().get_or_create_log(TP)
+    if is_known:
+        append(log, produced(0, b"a" * 100))
+    bench.files.fault = exhausted
+    for _ in range(2):  # It is sent again, and so it is not given up yet.
+        append_as_leader(log, produced(1, b"b" * 200), 0)
+        bench.clock.ms += 100_000
+    bench.files.fault = None
+    assert append_as_leader(log, produced(5, b"c"), 0).error is ErrorCode.KAFKA_STORAGE_ERROR
+    bench.clock.ms += 100_000
+    following = append_as_leader(log, produced(5, b"c"), 0)
+    assert following.error is (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER if is_known else ErrorCode.NONE)
+    assert not log.unwritten
+
+
 def test_an_epoch_that_follows_an_unwritten_batch_starts_at_once() -> None:
     bench = Bench()
     log = bench.manager().get_or_create_log(TP)

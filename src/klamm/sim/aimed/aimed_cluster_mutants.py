@@ -47,7 +47,7 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "unwritten_batches_are_forgotten": aimed(
         "no file descriptors",
         _L + "appending",
-        "            log.unwritten.note(batch)\n        return _rejected",
+        "            log.unwritten.note(batch, log.clock.monotonic())\n        return _rejected",
         "            pass\n        return _rejected",
     ),
     "batches_after_an_unwritten_one_are_out_of_order": aimed(
