@@ -3,7 +3,8 @@
 v0-3: recovery state v1; topics by id v2; broker epochs beside the ISR's ids v3. A broker that is not the controller
 answers NOT_CONTROLLER (41). A request from before the leader's last registration is STALE_BROKER_EPOCH (77). If
 ZooKeeper does not answer within `controller.socket.timeout.ms`, the answer is REQUEST_TIMED_OUT (7). The leader
-retries.
+retries. A partition whose state cannot be written is UNKNOWN_SERVER_ERROR (-1). Kafka's leaders repeat that at once, so
+the next request on the connection waits for 50 ms.
 """
 
 from __future__ import annotations
@@ -28,13 +29,22 @@ from klamm.protocol.messages.alter_partition import (
 )
 from klamm.waiting import after
 
+_PAUSE_MS: Final = 50
+"""The pause of klamm's leaders, and of Kafka's after a refused request."""
+
 
 def handle(
     broker: Broker, ctx: RequestContext, req: AlterPartitionRequest
 ) -> AlterPartitionResponse | asyncio.Future[AlterPartitionResponse]:
     items = tuple(_item(ctx.api_version, topic, partition) for topic in req.topics for partition in topic.partitions)
     event = events.AlterPartition(req.broker_id, req.broker_epoch, items, ctx.api_version)
-    return after(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), _response)
+
+    def respond(results: AlterPartitionResults) -> AlterPartitionResponse:
+        if any(result.error is ErrorCode.UNKNOWN_SERVER_ERROR for result in results.partitions):
+            ctx.throttle(_PAUSE_MS)
+        return _response(results)
+
+    return after(broker.controller.submit(event, broker.config.controller_socket_timeout_ms), respond)
 
 
 def _item(version: int, topic: TopicData, partition: PartitionData) -> events.AlterPartitionItem:

@@ -47,8 +47,8 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
     for tp, (index, _) in wanted.items():
         error = ErrorCode.NONE if tp in written else ErrorCode.UNKNOWN_SERVER_ERROR  # The leader asks again.
         results[index] = _result(ctx, event.partitions[index], tp, error)
-    if wanted:
-        yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=list(wanted)).send()
+    if written:
+        yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=written).send()
     yield Reply(AlterPartitionResults(partitions=tuple(results[i] for i in range(len(event.partitions)))))
     yield from reassignment.maybe_complete(ctx, written)
 

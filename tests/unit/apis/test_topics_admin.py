@@ -20,6 +20,7 @@ from klamm.apis import (
     elect_leaders,
     list_partition_reassignments,
 )
+from klamm.apis.api_declaration import RequestContext
 from klamm.apis.controller_parts import MOST
 from klamm.config.entries import ConfigSource
 from klamm.controller import events
@@ -410,6 +411,23 @@ def test_alter_partition(one: OneBroker, version: int) -> None:
     assert event.version == version and event.partitions[0].new_isr == (1, 2)
     assert event.partitions[0].isr_broker_epochs == ((7, -1) if version >= 3 else ())
     assert event.partitions[0].topic == ("t" if version < 2 else "")
+
+
+@pytest.mark.parametrize(("error", "pause_ms"), [(ErrorCode.UNKNOWN_SERVER_ERROR, 50), (ErrorCode.INVALID_REQUEST, 0)])
+def test_a_leader_of_kafka_does_not_repeat_alter_partition_without_a_pause(
+    one: OneBroker, error: ErrorCode, pause_ms: int
+) -> None:
+    """Its manager proposes the same ISR again as soon as it has read UNKNOWN_SERVER_ERROR."""
+    partition = PartitionData(partition_index=0, leader_epoch=3, new_isr=[1], partition_epoch=4)
+    request = AlterPartitionRequest(
+        broker_id=1, broker_epoch=9, topics=[TopicData(topic_name="t", partitions=[partition])]
+    )
+    one.controller.script = lambda _: AlterPartitionResults(partitions=(AlterPartitionResult("t", ID, 0, error),))
+    ctx = RequestContext(alter_partition.API.key, 1)
+    answer = alter_partition.handle(one.broker, ctx, request)
+    assert isinstance(answer, asyncio.Future)
+    assert one.run(answer).topics[0].partitions[0].error_code == error
+    assert ctx.throttle_time_ms == pause_ms
 
 
 def test_allocate_producer_ids(one: OneBroker) -> None:

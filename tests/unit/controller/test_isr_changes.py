@@ -177,8 +177,10 @@ def test_a_state_with_a_foreign_leader_is_neither_adopted_nor_overwritten() -> N
     core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
     before = stored(core)
     forge(core, leader=2, leader_epoch=7, isr=(2,))
+    core.sent.clear()
     for _ in range(2):
         assert ask(core, (1, 2)) == [ErrorCode.UNKNOWN_SERVER_ERROR]  # The leader asks again.
+    assert core.sent == [], "nothing has changed, and the leader asks again soon"
     assert isr(core) == (1, 2, 3) and stored(core).leader == 2
     forge(core, leader=before.leader, leader_epoch=before.leader_epoch, isr=before.isr)
     assert ask(core, (1, 2)) == [ErrorCode.NONE]
