@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -22,6 +23,8 @@ from tests.unit.apis.test_fetch import ID, request
 from tests.unit.network.harness import ScriptedApi, Server, until
 
 COUNT = 10_000
+IDLE = 2_000
+OTHER_ID = UUID(int=77)
 MOMENTS = 7
 VERSION = 11
 
@@ -87,3 +90,22 @@ def test_no_step_of_an_abandoned_fetch_frees_much_memory(one: OneBroker, monkeyp
             carried_out(one, work)
         found[moment] = work.most
     assert max(found.values()) <= MOST_BLOCKS, found
+
+
+def test_a_fetch_whose_client_has_left_does_not_wait(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could wait for ten minutes, and hold its partitions for so long."""
+    one.lead("idle", IDLE, topic_id=OTHER_ID)
+    work = MeasuredWork(monkeypatch, last=30)
+    asked = request(
+        dict.fromkeys(range(IDLE), 0), topic="idle", topic_id=OTHER_ID, session_epoch=-1, max_wait_ms=600_000
+    )
+
+    async def scenario() -> None:
+        handle = partial(fetch.API.handle, one.broker)
+        async with Server(ScriptedApi(FetchRequest, FetchResponse, handle, is_read=True)) as server:
+            client = await server.client()
+            client.send(asked, VERSION)
+            await until(lambda: work.is_done)
+            assert not one.broker.replicas.fetch_purgatory.size
+
+    asyncio.run(scenario())

@@ -155,7 +155,8 @@ def _fetch_in_slices(
     refused: list[Reads] = []
     with _released_if_ended_early(ctx, delayed):
         missing = yield from _read_in_slices(broker, ctx, params, looked_at, delayed, refused)
-        waiting = park(broker.replicas, params, delayed, list) if missing else None
+        # A client that has left would not end the wait, and the partitions would be held for so long.
+        waiting = park(broker.replicas, params, delayed, list) if missing and not ctx.has_ended() else None
     if isinstance(waiting, asyncio.Future):
         return after(waiting, lambda _: begin(_answer_in_slices(broker, ctx, params, context, delayed, refused)))
     return (yield from _answer_in_slices(broker, ctx, params, context, delayed, refused))
