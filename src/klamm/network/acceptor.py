@@ -35,8 +35,8 @@ class Evictions:
 
     for_listener: Callable[[str], None]
     """Close the least recently used connection of another listener."""
-    of_silent: Callable[[], bool]
-    """Close the oldest connection without a request; return whether there was one."""
+    of_silent: Callable[[bool], bool]
+    """Close the oldest connection without a request; return whether there was one. True: a broker needs room."""
     on_room: Callable[[], None]
     """Admit waiting connections after one has closed."""
 
@@ -75,8 +75,9 @@ class Acceptor:
         self.open: dict[Connection, None] = {}
         """All connections of the listener, also those that wait for admission."""
         self._next_index = 0
-        self._silent: deque[Connection] = deque()
-        """In the order of their opening; those that have sent a request since then are removed when they are met."""
+        self._silent: dict[bool, deque[Connection]] = {False: deque(), True: deque()}
+        """Those of clients and those of brokers, in the order of their opening. Those that have sent a request since
+        then are removed when they are met."""
         self._full_until = -math.inf
         self._handshakes = TlsHandshakes(processor.environment, self.new_connection, self._has_room)
         self._accept_loop = AcceptLoop(processor.environment.loop, self._open, self._has_room)
@@ -130,7 +131,8 @@ class Acceptor:
     def _has_room(self, ip: str) -> bool:
         """Return whether a connection may be opened. If there are too many, a silent one closes in its favour.
 
-        A connection that waits for descriptors would hold one, so others are closed at once.
+        A connection that waits for descriptors would hold one, so others are closed at once. Clients do not replace
+        brokers: many at once could do so again and again before the first request of a broker arrives.
         """
         quotas = self._quotas
         if quotas.may_open(self.endpoint.listener, ip):
@@ -145,11 +147,11 @@ class Acceptor:
                 self.endpoint.listener,
                 quotas.open_connections,
             )
-        return self._evictions.of_silent()
+        return self._evictions.of_silent(quotas.is_reserved(self.endpoint.listener, ip))
 
-    def oldest_silent(self) -> Connection | None:
+    def oldest_silent(self, *, of_broker: bool) -> Connection | None:
         """Return the connection that has been open longest without a request."""
-        silent = self._silent
+        silent = self._silent[of_broker]
         while silent and (silent[0].is_closed or not silent[0].is_silent):
             silent.popleft()
         return silent[0] if silent else None
@@ -163,17 +165,18 @@ class Acceptor:
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
         self.open[connection] = None
         self._quotas.open_connections += 1
-        self._note_silent(connection)
         self._identify(connection, transport)
+        self._note_silent(connection)
         line = self._line_of(connection)
         if line or not self._try_admit(connection):
             self._wait(connection, line)
 
     def _note_silent(self, connection: Connection) -> None:
-        silent = self._silent
+        of_broker = self._quotas.is_reserved(self.endpoint.listener, connection.context.client_host)
+        silent = self._silent[of_broker]
         silent.append(connection)
         if len(silent) > 2 * len(self.open) + 64:
-            self._silent = deque(c for c in silent if c.is_silent and not c.is_closed)
+            self._silent[of_broker] = deque(c for c in silent if c.is_silent and not c.is_closed)
 
     def _on_connection_lost(self, connection: Connection) -> None:
         if connection in self.open:

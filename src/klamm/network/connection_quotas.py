@@ -84,8 +84,11 @@ class ConnectionQuotas:
         room = self.room
         if self.open_connections < room.max_open:
             return True
-        is_reserved = listener in self._protected_listeners or self.is_broker_address(ip)
-        return is_reserved and self.open_connections < room.max_open + room.for_brokers
+        return self.open_connections < room.max_open + room.for_brokers and self.is_reserved(listener, ip)
+
+    def is_reserved(self, listener: str, ip: str) -> bool:
+        """Whether a connection may use the reserve: its listener is for brokers only, or its address is a broker's."""
+        return listener in self._protected_listeners or self.is_broker_address(ip)
 
     def acquire(self, listener: str, ip: str) -> Admission:
         """Decide on a new connection. It is counted when it is admitted."""

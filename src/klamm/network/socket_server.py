@@ -21,6 +21,7 @@ from klamm.model import EndPoint
 from klamm.network.acceptor import OS_DEFAULT, Acceptor, Evictions
 from klamm.network.api_table import ApiTable
 from klamm.network.charging import NO_QUOTAS, RequestQuotas
+from klamm.network.connection import Connection
 from klamm.network.connection_environment import ConnectionEnvironment, ConnectionOrders
 from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas, DescriptorRoom
 from klamm.network.muting import MutedConnections
@@ -235,16 +236,24 @@ class SocketServer:
             victim.log_refusal(logging.INFO, "Closing", "max.connections is reached")
             victim.abort()
 
-    def _evict_silent(self) -> bool:
-        """Close the oldest connection without a request, in favour of a new one; return whether there was one."""
-        silent = [c for a in self.acceptors if (c := a.oldest_silent()) is not None]
-        victim = min(silent, key=lambda c: c.context.order, default=None)
+    def _evict_silent(self, also_of_brokers: bool) -> bool:
+        """Close the oldest connection without a request, in favour of a new one; return whether there was one.
+
+        `also_of_brokers`: if no client has one, close that of a broker.
+        """
+        victim = self._oldest_silent(of_broker=False)
+        if victim is None and also_of_brokers:
+            victim = self._oldest_silent(of_broker=True)
         if victim is None:
             return False
         victim.is_silent = False  # It does not count again before it is closed.
         victim.log_refusal(logging.INFO, "Closing", "it has sent nothing, and the file descriptors are needed")
         victim.abort()
         return True
+
+    def _oldest_silent(self, *, of_broker: bool) -> Connection | None:
+        silent = [c for a in self.acceptors if (c := a.oldest_silent(of_broker=of_broker)) is not None]
+        return min(silent, key=lambda c: c.context.order, default=None)
 
     def _on_connection_room(self) -> None:
         for acceptor in self.acceptors:

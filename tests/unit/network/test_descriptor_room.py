@@ -103,6 +103,44 @@ def test_a_broker_connects_although_clients_hold_every_place(run: Run) -> None:
 
 
 @both_loops
+def test_a_client_does_not_replace_a_broker_that_has_just_connected(run: Run) -> None:
+    """Many clients at once would do so before its first request arrives, again and again."""
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=with_room(1, 1), broker_addresses=("127.0.0.2",)) as server:
+            broker = await server.client(address="127.0.0.2")
+            await until(lambda: server.network.quotas.open_connections == 1)
+            refused = await server.client()
+            assert await refused.receive_end() == b""
+            second = await server.client(address="127.0.0.2")
+            await until(lambda: server.network.quotas.open_connections == 2)
+            third = await server.client(address="127.0.0.2")
+            assert await broker.receive_end() == b"", "brokers replace each other"
+            for number, connection in enumerate((second, third)):
+                connection.send(heartbeat(number))
+                assert (await connection.receive_heartbeat())[1] == number
+
+    run(scenario())
+
+
+@both_loops
+def test_a_broker_replaces_a_silent_client_before_another_broker(run: Run) -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=with_room(2, 0), broker_addresses=("127.0.0.2",)) as server:
+            first = await server.client(address="127.0.0.2")
+            await until(lambda: server.network.quotas.open_connections == 1)
+            client = await server.client()
+            await until(lambda: server.network.quotas.open_connections == 2)
+            second = await server.client(address="127.0.0.2")
+            assert await client.receive_end() == b""
+            for number, connection in enumerate((first, second)):
+                connection.send(heartbeat(number))
+                assert (await connection.receive_heartbeat())[1] == number
+
+    run(scenario())
+
+
+@both_loops
 def test_peers_that_never_begin_the_tls_handshake_make_room(run: Run) -> None:
     async def scenario() -> None:
         async with SecuredServer(SecurityProtocol.SSL, config=with_room(2)) as server:
