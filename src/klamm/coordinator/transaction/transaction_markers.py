@@ -33,8 +33,6 @@ out at once.
 """
 RETRIES_PER_TURN: Final = 200
 """Transactions whose markers are sent again without giving the loop back."""
-
-
 WRITES_PER_TURN: Final = 5
 """Transactions whose next state is appended to the log without giving the loop back."""
 
@@ -163,23 +161,25 @@ class TransactionMarkers:
         queue = self._queues.get(broker_id, {})
         batch = MarkerBatch(broker_id)
         size = 0
-        for completion in list(queue):
+        finished: list[PendingCompletion] = []
+        for completion, waiting in queue.items():
             if not self._is_current(completion):
-                del queue[completion]
+                finished.append(completion)
                 continue
             producer_id = completion.value.producer_id
             if producer_id in batch.entries:
                 continue  # the answer is by producer id
-            waiting = queue[completion]
-            partitions = list(waiting)[: MAX_PARTITIONS_PER_REQUEST - size]
+            partitions = list(islice(waiting, MAX_PARTITIONS_PER_REQUEST - size))
             for tp in partitions:
                 del waiting[tp]
             if not waiting:
-                del queue[completion]
+                finished.append(completion)
             batch.entries[producer_id] = (completion, partitions)
             size += len(partitions)
             if size >= MAX_PARTITIONS_PER_REQUEST or len(batch.entries) >= MAX_TRANSACTIONS_PER_REQUEST:
                 break
+        for completion in finished:
+            del queue[completion]
         if not queue:
             self._queues.pop(broker_id, None)
         return batch if batch.entries else None
