@@ -320,6 +320,8 @@ class Connection(GuardedProtocol):
         request.close_connection()
         if not request.is_complete:
             self._finish(request, None)
+        elif request not in self._pipeline.in_flight:  # Its response has left.
+            self.close()
 
     def _finish(self, request: Request, body: list[BytesLike] | None, *, at_once: bool = False) -> None:
         is_next = self._pipeline.finish(request, body)

@@ -94,8 +94,8 @@ class KafkaRequestHandlerPool:
         self._is_scheduled = False
         self._is_running = False
         self._serves_data = False
-        self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done)
-        self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done)
+        self._sliced = SlicedWork(clock.monotonic, self._on_sliced_done, self._on_step_failed)
+        self._sliced_control = SlicedWork(clock.monotonic, self._on_sliced_done, self._on_step_failed)
         self._sliced_seconds = 0.0
         """Used by requests in slices since the last turn for small requests."""
         self._was_control_sliced = False
@@ -376,6 +376,9 @@ class KafkaRequestHandlerPool:
             next(steps)
         except StopIteration:
             return
+        except (Exception, asyncio.CancelledError):
+            self._on_step_failed(request)
+            return
         request.note_first_slice(self._monotonic() - request.dequeued_at)
         self._add_sliced(request, steps, decodes=decodes)
 
@@ -392,6 +395,10 @@ class KafkaRequestHandlerPool:
 
     def _on_sliced_done(self, request: Request) -> None:
         request.connection.end_slices(request)
+
+    def _on_step_failed(self, request: Request) -> None:
+        self._on_bug(request)
+        self._release_memory(request)
 
     def _on_delayed(self, request: Request, future: asyncio.Future[Message | None]) -> None:
         request.remote_done_at = self._monotonic()

@@ -8,6 +8,7 @@ While a request runs, its connection's lane is busy.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
@@ -30,11 +31,20 @@ _Waiting = tuple[int, int, int, Request, Steps]
 
 
 class SlicedWork:
-    """The requests of one plane in progress. `on_done` is called with each when it has ended."""
+    """The requests of one plane in progress. `on_done` is called with each when it has ended.
 
-    def __init__(self, monotonic: Callable[[], float], on_done: Callable[[Request], None]) -> None:
+    If a step raises, `on_failed` is called first, while the exception is handled.
+    """
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        on_done: Callable[[Request], None],
+        on_failed: Callable[[Request], None],
+    ) -> None:
         self._monotonic = monotonic
         self._on_done = on_done
+        self._on_failed = on_failed
         self._running: deque[tuple[Request, Steps, int]] = deque()
         """With the size of a large frame, otherwise 0."""
         self._waiting: list[_Waiting] = []
@@ -79,7 +89,11 @@ class SlicedWork:
         while self._running and now < until:
             request, steps, large_bytes = self._running.popleft()
             began_at = request.slice_at = now
-            rest = self._step(request, steps)
+            try:
+                rest = self._step(request, steps)
+            except (Exception, asyncio.CancelledError):  # A handler may have waited for a cancelled future.
+                rest = None
+                self._on_failed(request)
             if rest is None:
                 self._large_bytes -= large_bytes
                 self._start()

@@ -8,9 +8,12 @@ from collections.abc import Callable, Generator
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from klamm.network import RequestContext
 from klamm.network.connection import MAX_IN_FLIGHT
-from klamm.network.request_handler import SHARE_SECONDS, SLICE_SECONDS
+from klamm.network.request import Request
+from klamm.network.request_handler import SHARE_SECONDS, SLICE_SECONDS, KafkaRequestHandlerPool
 from klamm.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.messages.heartbeat import HeartbeatRequest
 from tests.unit.network.harness import (
@@ -107,5 +110,73 @@ def test_small_requests_wait_for_the_share_of_requests_in_slices(run: Run) -> No
             await clients[0].receive()
             waits = [after - before for before, after in pairwise(taken) if before < after < STEPS]
             assert waits and PER_SLICE < max(waits) <= PER_SHARE + PER_SLICE
+
+    run(scenario())
+
+
+class BrokenStepError(Exception):
+    """A bug in a step."""
+
+
+def breaking() -> Generator[None, None, None]:
+    yield
+    raise BrokenStepError
+
+
+@both_loops
+@pytest.mark.parametrize("yields", [0, 1])
+def test_a_step_that_fails_while_a_request_is_freed_ends_only_its_connection(
+    run: Run, yields: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        def script(ctx: RequestContext, request: DeleteGroupsRequest) -> Generator[None, None, DeleteGroupsResponse]:
+            ctx.free_in_steps(breaking())
+            for _ in range(yields):
+                yield
+            return DeleteGroupsResponse(results=[])
+
+        sliced = ScriptedApi(DeleteGroupsRequest, DeleteGroupsResponse, script)
+        async with Server(sliced, heartbeat_api()) as server:
+            client, other = await server.client(), await server.client()
+            client.send(DeleteGroupsRequest(groups_names=["g"]), 0)
+            await client.receive_end()
+            other.send(heartbeat(7))
+            assert await other.receive_heartbeat() == (0, 7)
+            await until(lambda: len(server.network.acceptors[0].open) == 1)
+
+    run(scenario())
+    (failed,) = [record for record in caplog.records if record.exc_info]
+    assert "DeleteGroups v0" in failed.getMessage() and failed.exc_info is not None
+    assert failed.exc_info[0] is BrokenStepError
+
+
+@both_loops
+def test_frames_whose_decoding_fails_in_a_step_do_not_hold_up_later_ones(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large frame counts as being decoded until its steps have ended."""
+
+    async def scenario() -> None:
+        def run_steps(self: KafkaRequestHandlerPool, request: Request, decoding: object) -> Generator[None, None, None]:
+            return breaking()
+
+        groups = DeleteGroupsRequest(groups_names=["g" * 30_000] * 40)
+        delete = ScriptedApi(
+            DeleteGroupsRequest, DeleteGroupsResponse, lambda ctx, request: DeleteGroupsResponse(results=[])
+        )
+        async with Server(delete) as server:
+            with monkeypatch.context() as patch:
+                patch.setattr(KafkaRequestHandlerPool, "_handle_large", run_steps)
+                clients = [await server.client() for _ in range(3)]
+                for client in clients:
+                    client.send(groups, 0)
+                for client in clients:
+                    assert await client.receive_end() == b""
+            work = server.network.handler_pool._sliced
+            assert (work._large_bytes, len(work)) == (0, 0)
+            assert server.network.channel.memory_pool.used_bytes == 0
+            later = await server.client()
+            later.send(groups, 0)
+            assert await later.receive()
 
     run(scenario())
