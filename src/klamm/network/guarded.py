@@ -32,6 +32,7 @@ class GuardedProtocol(PausableProtocol):
         "_recorder",
         "_session_end",
         "_traffic",
+        "_turn_at",
         "context",
         "gate",
         "is_write_paused",
@@ -54,6 +55,8 @@ class GuardedProtocol(PausableProtocol):
         )
         self._deadline: asyncio.TimerHandle | None = None
         self._session_end: asyncio.TimerHandle | None = None
+        self._turn_at = 0.0
+        """When this authentication may continue; 0 if it has not had to wait for the failures of its address."""
 
     @property
     def unfinished_bytes(self) -> int:
@@ -80,6 +83,15 @@ class GuardedProtocol(PausableProtocol):
                 self.gate.security.budget.note_failure(self.context.client_host, self._monotonic())
             self.abort()
 
+    def turn_wait_s(self, now: float) -> float:
+        """Return how long the authentication waits for its turn. One that has waited does not wait again."""
+        if not self._turn_at:
+            turn_at = self.gate.security.budget.begin_at(self.context.client_host, now)
+            if turn_at <= now:
+                return 0.0
+            self._turn_at = turn_at
+        return max(0.0, self._turn_at - now)
+
     def _cancel_authentication(self) -> None:
         for timer in (self._deadline, self._session_end):
             if timer is not None:
@@ -92,7 +104,7 @@ class GuardedProtocol(PausableProtocol):
         An attempt from an address with many failures waits before its password is checked.
         """
         gate = self.gate
-        if (wait_s := gate.security.budget.wait_s(self.context.client_host, now)) > 0 and gate.expects_token:
+        if gate.expects_token and (wait_s := self.turn_wait_s(now)) > 0:
             self.pause(AUTHENTICATION)
             self._loop.call_later(wait_s, self.resume, AUTHENTICATION)
             return False
@@ -111,6 +123,7 @@ class GuardedProtocol(PausableProtocol):
 
     def _on_session(self) -> None:
         self._cancel_authentication()
+        self._turn_at = 0.0
         self._reader.max_bytes = self._max_request_bytes
         session = self.gate.session
         if session is not None and session.lifetime_ms is not None:

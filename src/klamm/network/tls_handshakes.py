@@ -157,7 +157,7 @@ class TlsHandshakes:
         """
         security, monotonic = self._environment.security, self._environment.clock.monotonic
         late_at = monotonic() + security.timeout_s
-        while (wait_s := security.budget.wait_s(connection.context.client_host, now := monotonic())) > 0:
+        while (wait_s := connection.turn_wait_s(now := monotonic())) > 0:
             if now >= late_at:
                 raise TimeoutError("too many authentications of its address have failed")
             connection.pause(AUTHENTICATION)

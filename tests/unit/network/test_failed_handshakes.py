@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,14 @@ from klamm.errors import ErrorCode
 from klamm.model import SecurityProtocol
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from klamm.security.failure_budget import FailureBudget
+from klamm.security.failure_budget import MAX_ADDRESSES, MAX_WAIT_S, FailureBudget
 from klamm.security.sasl.mechanisms import PLAIN
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.principal_mapping import PrincipalMapper
 from tests.support.certificates import Authority, Issued
 from tests.support.tls_flights import Side
-from tests.unit.network.harness import ManualClock, both_loops, muted, until
-from tests.unit.network.secured_harness import AUTHORITY, BROKER, CLIENT, SecuredServer, ask, beat, pair
+from tests.unit.network.harness import ManualClock, RawClient, both_loops, muted, settled, until
+from tests.unit.network.secured_harness import AUTHORITY, BROKER, CLIENT, SecuredServer, ask, beat, log_in, pair
 
 Run = Callable[[Any], None]
 
@@ -170,3 +171,55 @@ def test_a_connection_without_a_login_takes_from_the_budget_unless_the_broker_le
             assert budget._missing(ADDRESS, clock.seconds) == missing
 
     run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("protocol", [SecurityProtocol.SSL, SecurityProtocol.SASL_PLAINTEXT])
+def test_waiting_attempts_of_an_address_begin_one_after_the_other(run: Run, protocol: SecurityProtocol) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        budget = FailureBudget(burst=1)
+        async with SecuredServer(protocol, clock=clock, budget=budget) as server:
+            budget.note_failure(ADDRESS, clock.seconds)
+            if protocol is SecurityProtocol.SSL:
+                waiting = [asyncio.ensure_future(server.tls_client(CLIENT)) for _ in range(3)]
+            else:
+                waiting = [asyncio.ensure_future(log_in(await server.client())) for _ in range(3)]
+            await until(lambda: muted(server).get("authentication") == 3)
+            for begun in range(1, 4):
+                clock.seconds += 0.2001
+                await until(lambda begun=begun: sum(task.done() for task in waiting) >= begun)
+                await settled()
+                assert sum(task.done() for task in waiting) == begun
+            assert muted(server) == {}
+
+    run(scenario())
+
+
+def test_every_attempt_has_its_turn_within_half_a_minute() -> None:
+    budget = FailureBudget()
+    for _ in range(1_000):
+        budget.note_failure(ADDRESS, 50.0)
+    begin = [budget.begin_at(ADDRESS, 50.0) - 50.0 for _ in range(3_000)]
+    assert 0 < min(begin) and max(begin) <= MAX_WAIT_S + 0.001
+    per_second = Counter(int(at) for at in begin)
+    assert max(per_second.values()) <= 2 * len(begin) / MAX_WAIT_S, "they are spread"
+    assert budget.begin_at(ADDRESS, 120.0) == 120.0
+
+
+def test_turns_are_those_of_returning_tokens() -> None:
+    budget = FailureBudget(burst=2, per_second=1.0)
+    for _ in range(2):
+        budget.note_failure(ADDRESS, 100.0)
+    assert [budget.begin_at(ADDRESS, 100.0) for _ in range(3)] == [101.0, 102.0, 103.0]
+    assert budget.wait_s(ADDRESS, 102.0) == 0 and budget.begin_at(ADDRESS, 102.0) == 104.0, "others wait already"
+    assert budget.begin_at("another", 102.0) == 102.0
+    assert budget.begin_at(ADDRESS, 104.0) == 104.0
+
+
+def test_the_memory_for_turns_is_bounded() -> None:
+    budget = FailureBudget(burst=1)
+    for number in range(2 * MAX_ADDRESSES):
+        budget.note_failure(str(number), 100.0)
+        assert budget.begin_at(str(number), 100.0) > 100.0
+    assert len(budget._last_turn) <= MAX_ADDRESSES
