@@ -26,6 +26,8 @@ OS_DEFAULT: Final = -1
 MAX_CONNECTION_INDEX: Final = 2**31 - 1
 FULL_LOG_INTERVAL_S: Final = 60.0
 """How often a full listener is logged."""
+LOOK_INTERVAL_S: Final = 0.1
+"""How often a full line is searched for connections whose peer has left: each takes a system call."""
 _log = logging.getLogger(__name__)
 
 
@@ -79,6 +81,8 @@ class Acceptor:
         """Those of clients and those of brokers, in the order of their opening. Those that have sent a request since
         then are removed when they are met."""
         self._full_until = -math.inf
+        self._look_at = -math.inf
+        """When a full line is searched again."""
         self._handshakes = TlsHandshakes(processor.environment, self.new_connection, self._has_room)
         self._accept_loop = AcceptLoop(processor.environment.loop, self._open, self._has_room)
         self._opening: dict[asyncio.Task[None], None] = {}
@@ -255,6 +259,8 @@ class Acceptor:
 
     def _wait(self, connection: Connection, line: deque[Connection]) -> None:
         if len(line) >= self._backlog:
+            self._forget_left(line)
+        if len(line) >= self._backlog:
             reason = f"{self._backlog} connections wait for admission already"
             connection.log_refusal(logging.INFO, "Refusing", reason)
             connection.abort()
@@ -262,6 +268,16 @@ class Acceptor:
         if self._is_started:
             self._blocked.begin()
         line.append(connection)
+
+    def _forget_left(self, line: deque[Connection]) -> None:
+        """Close waiting connections whose peer has left: they are not read, so the loop does not notice."""
+        now = self.processor.environment.clock.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_INTERVAL_S
+        waiting = [connection for connection in line if not connection.has_ended()]
+        line.clear()
+        line.extend(waiting)
 
     # The end.
 

@@ -165,6 +165,31 @@ def test_no_more_than_the_backlog_waits() -> None:
 
 
 @both_loops
+def test_clients_that_left_do_not_take_the_places_of_those_that_wait(run: Run) -> None:
+    async def scenario() -> None:
+        config = SocketServerConfig(connection_limits=ConnectionLimits(max_connections=1), socket_listen_backlog_size=3)
+        async with Server(heartbeat_api(), config=config) as server:
+            first = await server.client()
+            assert await ask(first, 1) == 1
+            left = [await server.client() for _ in range(2)]
+            stays = await server.client()
+            await until(lambda: muted(server) == {"not-admitted": 3})
+            left[0].send(heartbeat(2))
+            for client in left:
+                await client.close()
+            late = [await server.client() for _ in range(2)]
+            await until(lambda: muted(server) == {"not-admitted": 3})
+            await first.close()
+            assert await ask(stays, 3) == 3
+            await stays.close()
+            for number, client in enumerate(late):
+                assert await ask(client, number) == number
+                await client.close()
+
+    run(scenario())
+
+
+@both_loops
 def test_a_listener_limit_and_the_protected_listener(run: Run) -> None:
     async def scenario() -> None:
         config = limited(max_connections=2, listener_max_connections={"REPLICATION": 2})
