@@ -45,9 +45,27 @@ Properties = dict[str, str]
 log = logging.getLogger(__name__)
 
 
-async def read_configs(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[str, Properties]:
-    """Read the settings of each entity, in one round trip; an entity without a znode has none."""
-    return {name: found or {} for name, found in (await _read(zk, entity_type, names)).items()}
+def in_force(configs: ConfigRepository, entity_type: str, name: str) -> Properties:
+    """Return the settings that a broker uses for an entity whose znode cannot be decoded.
+
+    These are the last ones that it could read. For a topic without any, see `KEEP_RECORDS`.
+    """
+    if entity_type == TOPICS:
+        return dict(configs.topic_overrides(name)) or dict(KEEP_RECORDS)
+    return dict(configs.default_broker_overrides if name == DEFAULT_BROKER else configs.broker_overrides)
+
+
+async def read_configs(
+    zk: ZkSession, entity_type: str, names: Sequence[str], configs: ConfigRepository | None = None
+) -> dict[str, Properties]:
+    """Read the settings of each entity, in one round trip; an entity without a znode has none.
+
+    If a znode cannot be decoded, return the settings in force; none if `configs` is not given.
+    """
+    return {
+        name: found if found is not None else {} if configs is None else in_force(configs, entity_type, name)
+        for name, found in (await _read(zk, entity_type, names)).items()
+    }
 
 
 async def _read(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[str, Properties | None]:
@@ -61,22 +79,24 @@ async def _read(zk: ZkSession, entity_type: str, names: Sequence[str]) -> dict[s
 
 
 async def change_config(
-    zk: ZkSession, entity_type: str, name: str, change: Callable[[Properties], Properties]
+    zk: ZkSession,
+    entity_type: str,
+    name: str,
+    change: Callable[[Properties], Properties],
+    configs: ConfigRepository,
 ) -> Properties:
     """Read, change and write one entity together with its notification; returns the new settings.
 
+    If the znode cannot be decoded, the settings in force are changed.
     After a concurrent write, `change` is called again with the new content. If `change` raises, nothing is written.
     After a lost connection the znode shows whether the write took effect.
     """
     path = paths.config_entity_path(entity_type, name)
     while True:
         found = (await zk.read_many([path]))[0]
-        decoded = {} if found is None else _decode(path, found[0])
-        before = decoded
-        if before is None:  # the settings that are lost may have kept the records of the topic
-            before = dict(KEEP_RECORDS) if entity_type == TOPICS else {}
-        after = change(dict(before))
-        if found is not None and after == decoded:  # a damaged znode is always written: brokers may use former settings
+        known = {} if found is None else _decode(path, found[0])
+        after = change(in_force(configs, entity_type, name) if known is None else dict(known))
+        if found is not None and after == known:  # a damaged znode is always written
             return after
         try:
             await zk.multi(_write(path, f"{entity_type}/{name}", found, after))
@@ -178,7 +198,7 @@ class ConfigChangeListener:
         """
         for topic, config in (await _read(self._zk, TOPICS, list(dict.fromkeys(topics)))).items():
             if config is None:
-                config = dict(self._configs.topic_overrides(topic)) or dict(KEEP_RECORDS)
+                config = in_force(self._configs, TOPICS, topic)
             self._configs.set_topic(topic, config, is_news=is_news)
 
     async def _refresh_brokers(self, names: Sequence[str]) -> None:

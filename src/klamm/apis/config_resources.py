@@ -149,7 +149,7 @@ def topic_overrides(broker: Broker, topics: list[str]) -> asyncio.Future[dict[st
     """
     return read_in_time(
         broker,
-        read_configs(broker.zk, TOPICS, topics),
+        read_configs(broker.zk, TOPICS, topics, broker.configs),
         READ_WAIT_MS,
         lambda _: {topic: dict(broker.configs.topic_overrides(topic)) for topic in topics},
     )
@@ -172,9 +172,10 @@ def alter(
         checked, apply = _checked_broker(broker, resource.name, change), partial(_apply_to_broker, broker, entity)
     refuse = refusal(f"the configuration of {resource.name}")
     if validate_only:
-        found = read_configs(broker.zk, entity_type, [entity])
+        found = read_configs(broker.zk, entity_type, [entity], broker.configs)
         return change_in_time(broker, found, lambda configs: checked(configs[entity]), refuse)
-    return change_in_time(broker, change_config(broker.zk, entity_type, entity, checked), apply, refuse)
+    changed = change_config(broker.zk, entity_type, entity, checked, broker.configs)
+    return change_in_time(broker, changed, apply, refuse)
 
 
 def _checked_topic(change: Change) -> Change:

@@ -412,8 +412,8 @@ class TestListener:
             one.broker.zk.set(SetData(paths.config_entity_path("topics", "orders"), b"garbage"))
         )
         change(one, TOPIC, "orders", ("retention.ms", SET, "-1"))
-        assert stored(one, "topics", "orders") == KEEP_RECORDS
-        self.until(one, lambda: configs.topic_overrides("orders") == KEEP_RECORDS)
+        assert stored(one, "topics", "orders") == {"retention.ms": "-1"}
+        self.until(one, lambda: configs.topic_overrides("orders") == {"retention.ms": "-1"})
         one.loop.run_until_complete(listener.stop())
 
     def test_the_last_setting_of_a_damaged_broker_configuration_can_be_removed(self, one: OneBroker) -> None:
@@ -421,6 +421,36 @@ class TestListener:
         one.loop.run_until_complete(one.broker.zk.create(Create(path, b"garbage")))
         assert change(one, BROKER, "", ("log.segment.bytes", DELETE, None)) == (0, None)
         assert one.loop.run_until_complete(one.broker.zk.read(GetData(path))).data == encode_config({})
+
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_a_topic_with_a_damaged_configuration_shows_the_settings_in_force(
+        self, one: OneBroker, is_known: bool
+    ) -> None:
+        path = paths.config_entity_path("topics", "orders")
+        if is_known:
+            change(one, TOPIC, "orders", ("retention.ms", SET, "5000"))
+            one.loop.run_until_complete(one.broker.zk.set(SetData(path, b"garbage")))
+        else:
+            one.loop.run_until_complete(one.broker.zk.create(Create(path, b"garbage")))
+        values = {config.name: config.value for config in describe(one, TOPIC, "orders").configs}
+        assert values["retention.ms"] == ("5000" if is_known else "-1")
+        assert change(one, TOPIC, "orders", ("segment.bytes", SET, "2048"), validate_only=True) == (0, None)
+        assert change(one, TOPIC, "orders", ("segment.bytes", SET, "2048")) == (0, None)
+        assert stored(one, "topics", "orders") == (
+            {"retention.ms": "5000", "segment.bytes": "2048"} if is_known else {**KEEP_RECORDS, "segment.bytes": "2048"}
+        )
+
+    @pytest.mark.parametrize("name", ["1", ""])
+    def test_a_change_of_damaged_broker_settings_keeps_those_in_force(self, one: OneBroker, name: str) -> None:
+        change(one, BROKER, name, ("log.segment.bytes", SET, "2048"))
+        entity = name or "<default>"
+        damaged = SetData(paths.config_entity_path("brokers", entity), b"garbage")
+        one.loop.run_until_complete(one.broker.zk.set(damaged))
+        assert change(one, BROKER, name, ("log.segment.bytes", SET, "2048")) == (0, None)
+        assert stored(one, "brokers", entity) == {"log.segment.bytes": "2048"}, "the znode is mended"
+        one.loop.run_until_complete(one.broker.zk.set(damaged))
+        assert change(one, BROKER, name, ("log.retention.bytes", SET, "7")) == (0, None)
+        assert stored(one, "brokers", entity) == {"log.segment.bytes": "2048", "log.retention.bytes": "7"}
 
     def test_damaged_settings_of_a_broker_change_nothing(self, one: OneBroker) -> None:
         change(one, BROKER, "", ("log.segment.bytes", SET, "2048"))
@@ -498,7 +528,9 @@ class TestListener:
 
     def test_two_writers_at_once_lose_nothing(self, one: OneBroker) -> None:
         async def add(key: str) -> None:
-            await change_config(one.broker.zk, "topics", "orders", lambda before: before | {key: "1"})
+            await change_config(
+                one.broker.zk, "topics", "orders", lambda before: before | {key: "1"}, one.broker.configs
+            )
 
         async def both() -> None:
             await asyncio.gather(*(add(f"key-{number}") for number in range(10)))
