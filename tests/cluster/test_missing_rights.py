@@ -267,3 +267,13 @@ def test_refusals_name_the_least_right(
     assert grants_of(refused.stderr) == [
         f"klamm acl add --allow-principal User:nobody --operation {operation} {resource}"
     ], refused.stderr
+
+
+def test_a_refused_producer_is_reported_in_one_sentence(cluster: LocalCluster) -> None:
+    """librdkafka logs its fatal error at the level that no setting turns off."""
+    name = user(cluster, "visitor")
+    allow(cluster, name, "Describe", "--topic", "orders")
+    refused = run(cluster, name, "produce", "orders", given="a\nb\n")
+    assert refused.returncode == 1
+    assert "FATAL" not in refused.stderr and "%0|" not in refused.stderr
+    assert f"--allow-principal User:{name}" in refused.stderr

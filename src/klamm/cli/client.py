@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -61,17 +62,25 @@ BootstrapServer = Annotated[
 ]
 
 
+_unshown: Final = logging.getLogger("klamm.librdkafka")
+_unshown.addHandler(logging.NullHandler())
+_unshown.propagate = False
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def client_config(servers: str, **settings: object) -> dict[str, Any]:
-    """Return librdkafka's settings, with passwords. Its log is off: the commands report errors as sentences."""
+    """Return librdkafka's settings, with passwords. Its log is off: the commands report errors as sentences.
+
+    Level 0 still has fatal errors of a producer, so the log also goes to a logger without output.
+    """
     answering, silent = by_answer(servers)
     return {
         # librdkafka picks one of them and waits for it; it learns the addresses of all brokers from the first answer.
         "bootstrap.servers": ",".join(answering or silent),
         "client.id": "klamm-cli",
         "log_level": 0,
+        "logger": _unshown,
         "error_cb": refusals.note,
         "socket.timeout.ms": int(TIMEOUT_S * 1000),
         **command_config.librdkafka,
