@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+_SHOWN: Final = 80
+
+
+def shown(found: str | bytes) -> str:
+    """Quote the beginning of something unexpected in a file or a znode, in ASCII: it may be long, or binary."""
+    return f"{found[:_SHOWN]!a}..." if len(found) > _SHOWN else f"{found!a}"
 
 
 class ErrorCode(IntEnum):

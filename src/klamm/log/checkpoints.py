@@ -8,7 +8,7 @@ from sys import intern
 from typing import Final
 from uuid import UUID
 
-from klamm.errors import KlammError
+from klamm.errors import KlammError, shown
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log import names
 from klamm.log.files import Files
@@ -29,10 +29,10 @@ def decode_checkpoint(data: bytes, path: str) -> list[list[str]]:
     if not lines:
         return []
     if lines[0] != _VERSION:
-        raise KlammError(f"{path} has version {lines[0]!r}: version {_VERSION} is expected")
+        raise KlammError(f"{path} has version {shown(lines[0])}: version {_VERSION} is expected")
     rows = [line.split() for line in lines[2:] if line]
     if len(lines) > 1 and lines[1] != str(len(rows)):
-        raise KlammError(f"{path} has {len(rows)} entries; its header says {lines[1]}")
+        raise KlammError(f"{path} has {len(rows)} entries; its header says {shown(lines[1])}")
     return rows
 
 
@@ -82,6 +82,10 @@ class MetaProperties:
     cluster_id: str | None = None
 
 
+UNOWNED: Final = MetaProperties(-1)
+"""The owner that an empty file names. The power may have failed while it was written."""
+
+
 def write_meta_properties(files: Files, log_dir: str, meta: MetaProperties) -> None:
     lines = ["#", f"broker.id={meta.broker_id}", "version=0"]
     if meta.cluster_id is not None:
@@ -90,7 +94,10 @@ def write_meta_properties(files: Files, log_dir: str, meta: MetaProperties) -> N
 
 
 def read_meta_properties(files: Files, log_dir: str) -> MetaProperties | None:
-    """Return None for a directory that no broker has used. Raises KlammError if the file is invalid."""
+    """Return None for a directory that no broker has used. Raises KlammError if the file is invalid.
+
+    An empty file names no owner (`UNOWNED`), as in Kafka, which writes the missing values.
+    """
     path = f"{log_dir}/{names.META_PROPERTIES}"
     try:
         text = files.read_bytes(path).decode("utf-8", "replace")
@@ -98,10 +105,10 @@ def read_meta_properties(files: Files, log_dir: str) -> MetaProperties | None:
         return None
     pairs = (line.partition("=") for line in text.splitlines() if not line.startswith(("#", "!")))
     values = {key.strip(): value.strip() for key, _, value in pairs}
-    if not values and not text.strip():
-        return None
+    if not any(values):
+        return UNOWNED
     if values.get("version", "0") != "0":
-        raise KlammError(f"{path} has version {values['version']}: only version 0 (ZooKeeper mode) can be used")
+        raise KlammError(f"{path} has version {shown(values['version'])}: only version 0 (ZooKeeper mode) can be used")
     try:
         return MetaProperties(int(values["broker.id"]), values.get("cluster.id"))
     except (KeyError, ValueError) as e:

@@ -80,7 +80,10 @@ class LeaderEpochCache:
         except FileNotFoundError:
             self._file_bytes = 0
             return False
-        except (KlammError, ValueError) as e:
+        except ValueError:
+            _log.warning("%s: ignoring the leader epochs: a line is not `epoch offset`", self.path)
+            return False
+        except KlammError as e:
             _log.warning("%s: ignoring the leader epochs: %s", self.path, e)
             return False
         return bool(rows)

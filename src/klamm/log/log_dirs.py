@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from klamm.errors import KlammError, LogDirError
 from klamm.log import names
-from klamm.log.checkpoints import MetaProperties, read_meta_properties, read_offsets, write_meta_properties
+from klamm.log.checkpoints import UNOWNED, MetaProperties, read_meta_properties, read_offsets, write_meta_properties
 from klamm.log.files import Files, Lock
 from klamm.log.summaries import RecordedLogs, read_recorded
 from klamm.model import TopicPartition
@@ -162,6 +162,15 @@ class LogDirs:
             found = read_meta_properties(self._files, log_dir.path)
         if found is None:
             return log_dir in self.live
+        if found == UNOWNED:
+            _log.warning(
+                "%s/%s is empty: writing it again for broker %d of cluster %s",
+                log_dir.path,
+                names.META_PROPERTIES,
+                owner.broker_id,
+                owner.cluster_id,
+            )
+            return True
         if found.broker_id != owner.broker_id:
             raise KlammError(f"{log_dir.path} belongs to broker {found.broker_id}, not to {owner.broker_id}")
         if found.cluster_id not in (None, owner.cluster_id):

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import crc32c
 
-from klamm.errors import KlammError
+from klamm.errors import KlammError, shown
 from klamm.log import names
 from klamm.log.files import Files
 from klamm.model import TopicPartition, make_topic_partition
@@ -178,8 +178,10 @@ def read_recorded(files: Files, log_dir: str) -> RecordedLogs:
         return RecordedLogs(int(lines[1]), dict(map(_decode_line, lines[3:])))
     except FileNotFoundError:
         pass
-    except (KlammError, ValueError, IndexError) as e:
+    except KlammError as e:
         _log.warning("ignoring %s: %s", path, e)
+    except (ValueError, IndexError):
+        _log.warning("ignoring %s: a line is damaged", path)
     return RecordedLogs(0, {})
 
 
@@ -190,7 +192,7 @@ def _decode_line(line: str) -> tuple[TopicPartition, LogSummary]:
         base, _, size = segment.partition(":")
         sizes.append(SegmentSize(int(base), int(size)))
     if not sizes:
-        raise KlammError(f"the line of {topic}-{partition} has no segment")
+        raise KlammError(f"the line of {shown(f'{topic}-{partition}')} has no segment")
     of_file = int(modified), int(crc), int(dir_modified)
     summary = LogSummary(int(end), int(epoch), int(epochs_crc), int(oldest), *of_file, tuple(sizes))
     return make_topic_partition((intern(topic), int(partition))), summary

@@ -47,6 +47,15 @@ def test_a_file_with_numbers_that_no_request_can_carry_is_not_used(entry: bytes)
     assert loaded(files).entries == []
 
 
+@pytest.mark.parametrize("content", [bytes(range(128, 256)), b"0\n1\n0 " + bytes(range(128, 256))])
+def test_a_warning_about_a_binary_file_is_short(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    files = MemoryFiles()
+    files.write_atomic(f"{DIRECTORY}/leader-epoch-checkpoint", content.replace(b"\x85", b"") + b"\n")
+    assert loaded(files).entries == []
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.isascii() and len(warning) < 700
+
+
 def test_a_file_that_shrinks_or_is_long_is_replaced() -> None:
     files = Counting()
     cache = loaded(files)

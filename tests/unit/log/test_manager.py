@@ -107,6 +107,33 @@ def test_a_directory_belongs_to_one_broker(tmp_path: object) -> None:
     second.shutdown()
 
 
+def test_an_empty_file_of_the_owner_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in Kafka; a power failure can leave it empty."""
+    (tmp_path / "meta.properties").write_bytes(b"\n")
+    manager = LogManager([str(tmp_path)], clock=SystemClock(), rng=Random(0))
+    manager.load_logs()
+    manager.dirs.claim(MetaProperties(1, "cluster-a"))
+    assert read_meta_properties(OsFiles(), str(tmp_path)) == MetaProperties(1, "cluster-a")
+    assert "meta.properties is empty: writing it again for broker 1 of cluster cluster-a" in caplog.text
+    caplog.clear()
+    manager.dirs.claim(MetaProperties(1, "cluster-a"))
+    assert caplog.text == ""
+    manager.shutdown()
+
+
+BINARY = bytes(range(128, 256)) * 10
+
+
+@pytest.mark.parametrize("content", [BINARY, b"0\n" + BINARY + b"\na 0 0\n", b"0\n1\na 0 " + BINARY + b"\n"])
+def test_a_warning_about_a_damaged_checkpoint_is_short(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.manager().shutdown()
+    bench.files.write_atomic(f"{DIR}/recovery-point-offset-checkpoint", content)
+    bench.manager()
+    (warning,) = [record.getMessage() for record in caplog.records if "ignoring a checkpoint" in record.getMessage()]
+    assert warning.isascii() and len(warning) < 700
+
+
 def test_a_new_log_goes_to_the_directory_with_fewest() -> None:
     manager = Bench().manager(("/a", "/b"))
     dirs = [manager.get_or_create_log(TopicPartition("t", i), is_new=True).log_dir for i in range(4)]

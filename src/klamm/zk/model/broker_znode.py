@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from klamm.errors import shown
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import BrokerEndPoints, EndPoint, SecurityProtocol
 from klamm.zk.model import paths
@@ -104,7 +105,7 @@ def _endpoints(path: str, version: int, value: Mapping[str, Any]) -> tuple[EndPo
 def _decode_endpoint(path: str, text: str, protocols: Mapping[str, str]) -> EndPoint:
     match = _ENDPOINT.fullmatch(text)
     if match is None:
-        raise ZnodeFormatError(path, f"endpoint {text[:200]!r} is not listener://host:port")
+        raise ZnodeFormatError(path, f"endpoint {shown(text)} is not listener://host:port")
     listener = match["listener"].upper()
     protocol = protocols.get(listener) or protocols.get(match["listener"]) or listener
     if protocol not in SecurityProtocol.__members__:
@@ -125,5 +126,5 @@ def _text(value: object) -> str:
     """Return a text that fits into the brokers' messages. A longer one would prevent all of them from being sent."""
     text = str(value)
     if len(text.encode()) > _MAX_STRING_BYTES:
-        raise ValueError(f"{text[:40]!r}... is longer than {_MAX_STRING_BYTES} bytes")
+        raise ValueError(f"{shown(text)} is longer than {_MAX_STRING_BYTES} bytes")
     return text

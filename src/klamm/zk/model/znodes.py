@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from klamm.errors import shown
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import (
     EPOCH_DURING_DELETE,
@@ -56,9 +57,9 @@ def from_json(path: str, data: bytes | None) -> dict[str, Any]:
         if b"\\u" in data:  # An escape may be half of a surrogate pair, which no message can contain.
             _ENCODER.encode(value).encode()
     except (ValueError, RecursionError) as error:  # RecursionError: arrays that are nested a thousand times
-        raise ZnodeFormatError(path, f"{data[:_SHOWN_BYTES]!r} is not JSON") from error
+        raise ZnodeFormatError(path, f"{shown(data)} is not JSON") from error
     if not isinstance(value, dict):
-        raise ZnodeFormatError(path, f"{data[:_SHOWN_BYTES]!r} is not a JSON object")
+        raise ZnodeFormatError(path, f"{shown(data)} is not a JSON object")
     return value
 
 
@@ -117,7 +118,7 @@ def decode_controller_epoch(data: bytes | None) -> int:
     try:
         epoch = int(text)
     except ValueError as error:
-        raise ZnodeFormatError(paths.CONTROLLER_EPOCH, f"{text[:40]!r} is not a number") from error
+        raise ZnodeFormatError(paths.CONTROLLER_EPOCH, f"{shown(text)} is not a number") from error
     if not 0 <= epoch < _INT32_MAX:  # the next epoch must fit into the controller's requests
         raise ZnodeFormatError(paths.CONTROLLER_EPOCH, f"{text[:40]} is not a number from 0 to {_INT32_MAX - 1}")
     return epoch
@@ -313,7 +314,7 @@ def decode_config_change(path: str, data: bytes | None) -> str:
             return str(value["entity_path"])
         if value["version"] == 1 and value["entity_type"] in ("topics", "clients"):
             return f"{value['entity_type']}/{value['entity_name']}"
-        raise ZnodeFormatError(path, f"{(data or b'')[:_SHOWN_BYTES]!r} is neither version 1 nor 2 of a config change")
+        raise ZnodeFormatError(path, f"{shown(data or b'')} is neither version 1 nor 2 of a config change")
 
     return parse(path, build)
 
@@ -429,7 +430,7 @@ def decode_feature(data: bytes | None) -> FeatureZnode:
     def build() -> FeatureZnode:
         if value["version"] not in (1, 2) or value["status"] not in (0, 1):
             raise ZnodeFormatError(
-                paths.FEATURE, f"{(data or b'')[:_SHOWN_BYTES]!r}: version 1 or 2 and status 0 or 1 are expected"
+                paths.FEATURE, f"{shown(data or b'')}: version 1 or 2 and status 0 or 1 are expected"
             )
         features = {
             str(name): (
