@@ -20,10 +20,10 @@ from klamm.apis.fetch_context import SLICE
 from klamm.errors import ErrorCode
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
-from klamm.protocol.chunked import CHUNK
+from klamm.protocol.chunked import CHUNK, SpreadDict
 from klamm.protocol.messages.fetch import FetchRequest, ForgottenTopic
 from klamm.replica import delayed_fetch, fetch_path
-from klamm.replica.fetch_session import FetchSessionCache, SessionPartition, size_bytes_of
+from klamm.replica.fetch_session import FetchSession, FetchSessionCache, SessionPartition, size_bytes_of
 from klamm.replica.partition_reader import PartitionFetch
 from tests.support.one_broker import OneBroker, batch
 from tests.unit.apis.test_fetch import ID, only, request, values
@@ -337,3 +337,29 @@ class TestManySessions:
         hosted = one.broker.replicas.partitions.values()
         assert sum(len(p.readers) for p in hosted) <= 10 * self.PARTITIONS
         assert cache.size_bytes <= 10 * size_bytes_of(1, self.PARTITIONS)
+
+
+def test_a_large_session_is_copied_in_steps() -> None:
+    """A list of 200,000 partitions takes 5 ms and more."""
+    session = FetchSession(7, is_privileged=False, uses_topic_ids=True, now_ms=0)
+    for number in range(20 * CHUNK):
+        session.update((ID, number), SessionPartition(None, ID, number, PartitionFetch(0, 1)))
+    asked = session.begin_fetch("reader", 0)
+    assert asked is session.changed, "nothing is copied yet"
+    steps = fetch_context.in_order(asked)
+    before = set(map(id, gc.get_objects()))
+    next(steps)
+    made = [each for each in gc.get_objects() if type(each) is list and id(each) not in before and each is not before]
+    assert max(map(len, made)) <= 10 * CHUNK
+    assert [each.index for each in at_once(steps)] == list(range(20 * CHUNK))
+
+
+def test_the_dictionaries_of_a_session_are_spread_in_different_steps() -> None:
+    session = FetchSession(7, is_privileged=False, uses_topic_ids=True, now_ms=0)
+    spread_at: dict[str, int] = {}
+    for number in range(6 * CHUNK):
+        session.update((ID, number), SessionPartition(None, ID, number, PartitionFetch(0, 1)))
+        for name in ("partitions", "changed"):
+            if isinstance(getattr(session, name), SpreadDict):
+                spread_at.setdefault(name, number)
+    assert spread_at["changed"] - spread_at["partitions"] > fetch_context.STEP

@@ -20,7 +20,7 @@ A consumer that is over its quota gets an empty answer with a throttle time (KIP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -113,6 +113,7 @@ def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> Answer:
         return FetchResponse(error_code=looked_at, responses=())
     if len(looked_at) > SLICE:
         return _fetch_in_slices(broker, ctx, params, context, looked_at)
+    assert isinstance(looked_at, list), "few partitions are a list"
     refused, asked = _sort_out(broker, ctx, params, looked_at)
     if refused:
         params.max_wait_ms = 0
@@ -145,7 +146,7 @@ def _fetch_in_slices(
     ctx: RequestContext,
     params: FetchParams,
     context: FetchContext,
-    looked_at: list[SessionPartition],
+    looked_at: Collection[SessionPartition],
 ) -> Steps[Any]:
     """The first answer of a session comes at once, so that the next request can wait for many partitions cheaply."""
     session = context.session
@@ -177,7 +178,7 @@ def _read_in_slices(
     broker: Broker,
     ctx: RequestContext,
     params: FetchParams,
-    looked_at: list[SessionPartition],
+    looked_at: Collection[SessionPartition],
     delayed: LargeFetch,
     refused: list[Reads],
 ) -> Steps[int]:

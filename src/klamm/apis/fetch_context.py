@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import islice, pairwise
 from typing import Final, TypeVar
 from uuid import UUID
@@ -54,8 +54,10 @@ class FetchContext:
         """The partitions of a request without a session."""
         self.is_full = is_full
 
-    def begin(self, broker: Broker, params: FetchParams, ctx: RequestContext) -> list[SessionPartition] | ErrorCode:
-        """Return the partitions to inspect; more than `SLICE` of them are not in order.
+    def begin(
+        self, broker: Broker, params: FetchParams, ctx: RequestContext
+    ) -> Collection[SessionPartition] | ErrorCode:
+        """Return the partitions to inspect: a list, or for a session also more than `SLICE` that are not in order.
 
         If the reader has gone, a large session is ended instead: inspecting all of it would hold the loop.
         """
@@ -233,19 +235,27 @@ def _released(session: FetchSession) -> Generator[None, None, None]:
         yield
 
 
-def in_order(partitions: list[SessionPartition]) -> Generator[None, None, Iterable[SessionPartition]]:
-    """Put very many partitions into read order.
+def in_order(partitions: Collection[SessionPartition]) -> Generator[None, None, Iterable[SessionPartition]]:
+    """Put very many partitions into read order. A list is emptied, the changed partitions of a session are copied.
 
     The garbage collector visits the elements of all lists that were made since its last pass: few per step.
     """
     parts = []
-    for part in consume(partitions):
-        part.sort(key=place_of)
-        parts.append(part)
-        yield
+    for copied in _copies(partitions):
+        for part in consume(copied):
+            part.sort(key=place_of)
+            parts.append(part)
+            yield
     if all(one[-1].place <= other[0].place for one, other in pairwise(parts)):
         return _each(parts)
     return heapq.merge(*parts, key=place_of)
+
+
+def _copies(partitions: Collection[SessionPartition]) -> Iterator[list[SessionPartition]]:
+    if isinstance(partitions, SpreadDict):
+        yield from partitions.parts()
+    else:
+        yield partitions if isinstance(partitions, list) else list(partitions)
 
 
 def _each(parts: list[list[SessionPartition]]) -> Iterator[SessionPartition]:

@@ -115,10 +115,11 @@ class SpreadDict(MutableMapping[H, T]):
     __slots__ = ("_size", "dicts")
 
     def __init__(self, items: Iterable[tuple[H, T]] = ()) -> None:
-        self.dicts: list[dict[H, T]] = [{}]
-        self._size = 0
-        for key, value in items:
-            self[key] = value
+        whole = dict(items)
+        self.dicts: list[dict[H, T]] = [whole]
+        self._size = len(whole)
+        if len(whole) > CHUNK:
+            self._spread()
 
     def __len__(self) -> int:
         return self._size
@@ -157,6 +158,11 @@ class SpreadDict(MutableMapping[H, T]):
     def items(self) -> Iterator[tuple[H, T]]:  # type: ignore[override]
         return chain.from_iterable(own.items() for own in self.dicts)
 
+    def parts(self) -> Iterator[list[H]]:
+        """Return the keys in lists of some thousands at most. Between two lists, the dictionary may change."""
+        for own in self.dicts:
+            yield list(own)
+
     def _own(self, key: object) -> dict[H, T]:
         return self.dicts[hash(key) % len(self.dicts)]
 
@@ -167,9 +173,10 @@ class SpreadDict(MutableMapping[H, T]):
 
     def _spread(self) -> None:
         whole = self.dicts[0]
-        self.dicts = [{} for _ in range(DICTS)]
+        dicts: list[dict[H, T]] = [{} for _ in range(DICTS)]
         for key, value in whole.items():
-            self.dicts[hash(key) % DICTS][key] = value
+            dicts[hash(key) % DICTS][key] = value
+        self.dicts = dicts
 
 
 def of_chunks(chunks: Sequence[Sequence[T]]) -> Sequence[T]:
