@@ -11,7 +11,7 @@ and `auto.create.topics.enable` allow it; the client meanwhile gets LEADER_NOT_A
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Final, cast
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContex
 from klamm.errors import ErrorCode
 from klamm.metadata import MetadataSnapshot, PartitionState, TopicState
 from klamm.model import INTERNAL_TOPICS, NO_LEADER, ZERO_UUID
-from klamm.protocol.chunked import ChunkedList, of_chunks
+from klamm.protocol.chunked import ChunkedList, SpreadDict, of_chunks
 from klamm.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -39,6 +39,7 @@ _SLICE: Final = 100
 _FEW_TOPICS: Final = 200
 _FEW_PARTITIONS: Final = 800
 """A response of at most so many topics, in a cluster of at most so many partitions, is not sliced."""
+Errors = SpreadDict[str, ErrorCode]
 NOT_ASKED: Final = -(1 << 31)
 TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
@@ -74,18 +75,24 @@ def _create_and_name(
         return (yield from _named(broker, ctx, req, refused))
     created = missing_topics.create_missing(broker, missing, quota=broker.quotas.mutation_quota(ctx))
     if len(req.topics or ()) <= _FEW_TOPICS:
-        return after(created, lambda errors: at_once(_named(broker, ctx, req, errors | refused)))
-    return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, errors | refused)))
+        return after(created, lambda errors: at_once(_named(broker, ctx, req, _joined(refused, errors))))
+    return after(created, lambda errors: cast(MetadataResponse, _named(broker, ctx, req, _joined(refused, errors))))
+
+
+def _joined(refused: Errors, errors: Mapping[str, ErrorCode]) -> Errors:
+    """Add the few errors of creations to those of refused names, which may be very many."""
+    refused.update(errors)
+    return refused
 
 
 def _to_create(
     broker: Broker, ctx: RequestContext, req: MetadataRequest
-) -> Generator[None, None, tuple[list[str], dict[str, ErrorCode]]]:
+) -> Generator[None, None, tuple[list[str], Errors]]:
     """Return unknown names that are to be created, and the errors of those that the client may not create.
 
     If there are very many, the rest follows with the client's retry.
     """
-    refused: dict[str, ErrorCode] = {}
+    refused: Errors = SpreadDict()
     if not (req.allow_auto_topic_creation and broker.config.auto_create_topics_enable):
         return [], refused
     topics = broker.metadata.snapshot.topics
@@ -119,17 +126,15 @@ def _may_create(broker: Broker, ctx: RequestContext, name: str) -> bool:
 
 
 def _named(
-    broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: dict[str, ErrorCode]
+    broker: Broker, ctx: RequestContext, req: MetadataRequest, errors: Errors
 ) -> Generator[None, None, MetadataResponse]:
     answer = _Answer(broker, ctx, req, broker.metadata.snapshot)
-    asked: set[tuple[str | None, UUID]] = set()
-    ctx.hold(asked)
+    asked: SpreadDict[tuple[str | None, UUID], MetadataRequestTopic] = SpreadDict()
     topics: ChunkedList[MetadataResponseTopic] = ChunkedList()
     for topic in req.topics or ():
-        key = topic.name, topic.topic_id
-        if key not in asked:
-            asked.add(key)
+        if asked.setdefault((topic.name, topic.topic_id), topic) is topic:
             topics.append((yield from answer.named_topic(topic, errors)))
+    ctx.hold(*asked.dicts, *errors.dicts)
     return answer.response(topics)
 
 
@@ -172,9 +177,7 @@ class _Answer:
             if endpoint is not None
         ]
 
-    def named_topic(
-        self, asked: MetadataRequestTopic, errors: dict[str, ErrorCode]
-    ) -> Generator[None, None, MetadataResponseTopic]:
+    def named_topic(self, asked: MetadataRequestTopic, errors: Errors) -> Generator[None, None, MetadataResponseTopic]:
         yield from self.pause(1)
         name = asked.name
         if asked.topic_id != ZERO_UUID:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,6 +14,7 @@ from klamm.controller import events
 from klamm.controller.replies import TopicResult, TopicResults
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID
+from klamm.protocol.chunked import CHUNK
 from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.describe_cluster import DescribeClusterRequest
 from klamm.protocol.messages.metadata import (
@@ -210,3 +213,19 @@ def test_api_versions_requires_a_proper_software_name(one: OneBroker) -> None:
     for name, number in (("", "1"), ("a b", "1"), ("ok", "-1"), ("ok", "1 ")):
         request = ApiVersionsRequest(client_software_name=name, client_software_version=number)
         assert one.ask(api_versions.API, request, 3).error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_no_dictionary_of_a_request_with_many_names_becomes_large(one: OneBroker) -> None:
+    """A set of 500,000 names moves all of them in one step of 10 ms when it grows."""
+    names = [MetadataRequestTopic(name=f"nothing-{number}") for number in range(15 * CHUNK)]
+    steps = one.dispatch(metadata.API, MetadataRequest(topics=names, allow_auto_topic_creation=False), 12)
+    before = set(map(id, large_collections()))
+    for number in itertools.count(1):
+        if next(steps, steps) is steps:
+            break
+        if number % 30 == 0:
+            assert not [len(each) for each in large_collections() if id(each) not in before]
+
+
+def large_collections() -> list[dict[Any, Any] | set[Any]]:
+    return [each for each in gc.get_objects() if type(each) in (dict, set) and len(each) > 6 * CHUNK]
