@@ -13,6 +13,8 @@ from klamm.protocol.chunked import CHUNK, Held, release, rows_of
 from klamm.protocol.frames import Frame
 from klamm.protocol.wire import BytesLike, Message
 
+WHOLE_BYTES: Final = 16 * 1024
+"""Larger requests are decoded in slices."""
 _SHORTEST_SLICE: Final = 1e-9
 Steps = Generator[None, None, None]
 """Work in slices: each step takes at most a few milliseconds."""
@@ -103,6 +105,13 @@ class Request(RequestContext):
     def is_decoded(self) -> bool:
         """Whether the frame has been decoded, or dropped."""
         return not self.pooled_bytes
+
+    @property
+    def may_be_given_up(self) -> bool:
+        """Whether its steps can be ended in the middle, because they have not made much that is freed at once then."""
+        if self.is_decoded:
+            return self.size_bytes <= WHOLE_BYTES and self.held is None and not self.is_complete
+        return True
 
     @property
     def is_abandoned(self) -> bool:

@@ -35,7 +35,7 @@ from typing import Any, Final
 from klamm.clock import Clock
 from klamm.errors import ErrorCode, ProtocolError
 from klamm.metrics import BusyRatio, MetricsRegistry
-from klamm.network.request import Request, Steps
+from klamm.network.request import WHOLE_BYTES, Request, Steps
 from klamm.network.request_channel import RequestChannel
 from klamm.network.request_queue import RequestQueue
 from klamm.network.sliced_work import SlicedWork
@@ -59,8 +59,6 @@ With a millisecond, such a turn took 1.2 to 2.4 ms.
 """
 SHARE_SECONDS: Final = 0.002
 """Time that requests in slices get before small requests have their turn, and the same again after it."""
-WHOLE_BYTES: Final = 16 * 1024
-"""Larger requests are decoded in slices."""
 FEW_ROWS: Final = 2
 """Requests that were decoded in at most this many slices are freed at once: most have large records, few partitions."""
 CONTROL_ROUNDS: Final = 8
