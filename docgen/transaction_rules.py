@@ -366,6 +366,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "the_last_fetch_of_a_session_confirms_the_leader",
             "a_fetch_without_a_session_confirms_the_leader",
         ),
+        _rule("A correction of the wall clock confirms nothing", "the_wall_clock_confirms_the_leader"),
         _rule("An election confirms nothing", "an_election_confirms_the_leader"),
         _rule("A confirmation lasts for three fifths of a session", "a_confirmation_lasts_for_a_session"),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -19,3 +19,14 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     monotonic = staticmethod(time.perf_counter)
+
+
+_LONG_AGO_MS: Final = 1 << 40
+
+
+def elapsed_ms(clock: Clock) -> int:
+    """Milliseconds of the monotonic clock, which no correction of the wall clock moves.
+
+    They begin so late that 0, "it never happened", is longer ago than any limit, even if the machine has just started.
+    """
+    return _LONG_AGO_MS + int(clock.monotonic() * 1000)

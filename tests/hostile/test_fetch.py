@@ -17,6 +17,7 @@ import pytest
 from klamm.apis import fetch, fetch_context
 from klamm.apis.api_declaration import at_once
 from klamm.apis.fetch_context import SLICE
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
@@ -46,7 +47,7 @@ def many(count: int = NAMED, **fields: Any) -> FetchRequest:
 
 def append(one: OneBroker, index: int) -> None:
     partition = one.broker.replicas.partitions[TopicPartition("t", index)]
-    partition.append_records_to_leader(batch(b"x"), 1, one.clock.now_ms())
+    partition.append_records_to_leader(batch(b"x"), 1, elapsed_ms(one.clock))
     one.broker.replicas.complete_after_append(partition.topic_partition)
 
 
@@ -223,7 +224,7 @@ class TestLargeRequests:
         parked = at_once(steps)
         assert isinstance(parked, asyncio.Future) and self.is_watched(one)
         partition = one.broker.replicas.partitions[TopicPartition("u", 7)]
-        partition.append_records_to_leader(batch(b"x"), 1, one.clock.now_ms())
+        partition.append_records_to_leader(batch(b"x"), 1, elapsed_ms(one.clock))
         one.broker.replicas.complete_after_append(partition.topic_partition)
         answering = one.run(parked)
         assert isinstance(answering, GeneratorType), "many partitions are answered in steps"

@@ -18,6 +18,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from klamm.apis import fetch, fetch_context
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.log.memory_files import MemoryFiles
@@ -159,7 +160,7 @@ class Readers:
             partition = side.partition(index)
             if partition is not None and partition.is_leader:
                 for _ in range(1 + amount % 3):
-                    partition.append_records_to_leader(batch(b"x" * 200), 1, side.one.clock.now_ms())
+                    partition.append_records_to_leader(batch(b"x" * 200), 1, elapsed_ms(side.one.clock))
                 side.one.broker.replicas.complete_after_append(partition.topic_partition)
 
     def transaction(self, index: int, amount: int) -> None:
@@ -169,7 +170,7 @@ class Readers:
             partition = side.partition(index)
             if partition is None or not partition.is_leader:
                 continue
-            now_ms = side.one.clock.now_ms()
+            now_ms = elapsed_ms(side.one.clock)
             if amount % 2:
                 data = batch(b"t", producer_id=self.sequence, producer_epoch=0, base_sequence=0, is_transactional=True)
                 partition.append_records_to_leader(data, 1, now_ms)
@@ -207,7 +208,7 @@ class Readers:
                 continue
             before = partition.isr
             epoch = partition.leader_epoch
-            assert partition.commit_isr(isr, epoch, self.partition_epoch, side.one.clock.now_ms())
+            assert partition.commit_isr(isr, epoch, self.partition_epoch, elapsed_ms(side.one.clock))
             after_isr_change(side.one.broker.replicas, partition, before)
 
     def delete(self, index: int, amount: int) -> None:

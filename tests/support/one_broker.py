@@ -73,9 +73,11 @@ START_MS = 1_700_000_000_000
 class ManualClock:
     def __init__(self) -> None:
         self.elapsed_ms = 0
+        self.corrected_ms = 0
+        """How far the wall clock was moved."""
 
     def now_ms(self) -> int:
-        return START_MS + self.elapsed_ms
+        return START_MS + self.elapsed_ms + self.corrected_ms
 
     def monotonic(self) -> float:
         return self.elapsed_ms / 1000

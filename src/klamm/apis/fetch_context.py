@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from klamm.apis.api_declaration import Broker, RequestContext
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.model import ZERO_UUID, TopicPartition
 from klamm.protocol.chunked import SpreadDict, pieces
@@ -74,7 +75,7 @@ class FetchContext:
         if len(session.partitions) > SLICE and session.is_of_another(reader):
             broker.fetch_sessions.remove(session.id)
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-        return session.begin_fetch(reader, broker.clock.now_ms())
+        return session.begin_fetch(reader, elapsed_ms(broker.clock))
 
     def named(self) -> Iterator[tuple[str | UUID, int]]:
         """The first partitions of the request or of its session, for traces."""

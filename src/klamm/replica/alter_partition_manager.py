@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from klamm.client.patience import ISR_CHANGE
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH, ZERO_UUID, TopicPartition
 from klamm.protocol.messages.alter_partition import (
@@ -202,7 +203,7 @@ class AlterPartitionManager:
     def _commit(self, change: IsrChange, data: ResponsePartitionData) -> bool:
         before = change.partition.isr
         if not change.partition.commit_isr(
-            data.isr, data.leader_epoch, data.partition_epoch, self._replicas.clock.now_ms()
+            data.isr, data.leader_epoch, data.partition_epoch, elapsed_ms(self._replicas.clock)
         ):
             return True
         after_isr_change(self._replicas, change.partition, before)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.appending import Checkable
 from klamm.log.producer_state import AppendOrigin
@@ -81,7 +82,7 @@ def _append_all(
 ) -> AppendResults | asyncio.Future[AppendResults]:
     results: AppendResults = {}
     is_waiting = False
-    now_ms = replicas.clock.now_ms()
+    now_ms = elapsed_ms(replicas.clock)
     for tp, data in records.items():
         batch = checked.get(tp, data) if checked else data
         transaction = transactions.get(tp) if transactions else None

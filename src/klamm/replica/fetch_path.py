@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
 from klamm.replica.fetch_session import FetchSession, SessionPartition
@@ -148,7 +149,7 @@ def read_all(
     """
     if limit is None:
         limit = ReadLimit(params)
-    now_ms = replicas.clock.now_ms()
+    now_ms = elapsed_ms(replicas.clock)
     reads: Reads = []
     for partition in partitions:
         fetch = partition.fetch
@@ -277,7 +278,7 @@ def _preferred(replicas: ReplicaManager, partition: Partition, fetch: PartitionF
     selector = replicas.replica_selector
     if selector is None or not client.rack_id:
         return NO_PREFERENCE
-    snapshot, now_ms = replicas.metadata.snapshot, replicas.clock.now_ms()
+    snapshot, now_ms = replicas.metadata.snapshot, elapsed_ms(replicas.clock)
     return preferred_read_replica(selector, partition, client, fetch.fetch_offset, snapshot, now_ms)
 
 

@@ -17,7 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from uuid import UUID
 
-from klamm.clock import Clock
+from klamm.clock import Clock, elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import TopicPartition
@@ -306,7 +306,7 @@ class FetchSessionCache:
     ) -> FetchSession | None:
         """Return a new session, or None if there is no room for it."""
         self._sweep()
-        now_ms = self._clock.now_ms()
+        now_ms = elapsed_ms(self._clock)
         while len(self._sessions) >= self._max_slots or self.size_bytes + size_bytes > self._max_bytes:
             if self._ended and len(self._sessions) < self._max_slots:
                 self._sweep()
@@ -328,7 +328,7 @@ class FetchSessionCache:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if session.uses_topic_ids != uses_topic_ids:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-        session.advance(self._clock.now_ms())
+        session.advance(elapsed_ms(self._clock))
         self._sessions[session_id] = self._sessions.pop(session_id)
         return session
 
@@ -339,7 +339,7 @@ class FetchSessionCache:
         self.size_bytes += session.size_bytes - session.cached_bytes
         has_grown = session.size_bytes > session.cached_bytes
         session.cached_bytes = session.size_bytes
-        now_ms = self._clock.now_ms()
+        now_ms = elapsed_ms(self._clock)
         while has_grown and self.size_bytes > self._max_bytes and session.id in self._sessions:
             if self._ended:
                 self._sweep()

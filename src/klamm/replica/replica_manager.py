@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from klamm.clock import Clock
+from klamm.clock import Clock, elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.log.log_manager import LogManager
@@ -77,7 +77,7 @@ class ReplicaManager:
         self.controller_epoch = 0
         self.partitions: dict[TopicPartition, Partition] = {}
         self._brokers: object = None
-        self._last_shrink_ms = clock.now_ms()
+        self._last_shrink_ms = elapsed_ms(clock)
         self.offline: dict[TopicPartition, None] = {}
         self._failing: dict[str, object] = {}
         """Directories whose partitions are being taken offline, with the pass that does so."""
@@ -147,7 +147,7 @@ class ReplicaManager:
         return (
             partition is not None
             and partition.is_leader
-            and isr.is_confirmed(partition.maximal_isr, partition.remotes, self.clock.now_ms(), within_ms)
+            and isr.is_confirmed(partition.maximal_isr, partition.remotes, elapsed_ms(self.clock), within_ms)
         )
 
     def host(self, partition: Partition) -> None:
@@ -256,7 +256,7 @@ class ReplicaManager:
 
     def _stop_waiting_for_dead(self, partitions: list[Partition]) -> None:
         """Advance high watermarks that a dead broker held back, in slices: after an election all may lag."""
-        now_ms = self.clock.now_ms()
+        now_ms = elapsed_ms(self.clock)
         for partition in partitions[-PARTITIONS_PER_SLICE:]:
             if partition.maybe_increment_high_watermark(now_ms):
                 self.complete_after_high_watermark(partition.topic_partition)
@@ -332,9 +332,10 @@ class ReplicaManager:
         """The `isr-expiration` task, every half of the lag limit. Returns the slices that are left after the first.
 
         Its cost follows the number of partitions that lag or were written since: all of them after many elections.
-        A broker that was stalled itself, or whose clock jumped, cannot judge others, so it first lets them fetch.
+        A broker that was stalled itself cannot judge others, so it first lets them fetch. The times are not
+        those of the wall clock: after a correction backwards, a follower that is gone would seem in sync for as long.
         """
-        now_ms = self.clock.now_ms()
+        now_ms = elapsed_ms(self.clock)
         late_ms, self._last_shrink_ms = now_ms - self._last_shrink_ms, now_ms
         if late_ms > self.max_lag_ms:
             return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode, LogDirError
 from klamm.log.log import Log
 from klamm.model import (
@@ -200,7 +201,7 @@ def _lead(
 ) -> bool | None:
     """Make this broker the leader. Return whether the leader epoch is new; None if the disk failed."""
     try:
-        return partition.make_leader(state, topic_id, hosted, replicas.clock.now_ms())
+        return partition.make_leader(state, topic_id, hosted, elapsed_ms(replicas.clock))
     except OSError as failure:
         hosted.env.host.failed(hosted.log_dir, failure, f"noting a leader epoch in {hosted.dir}")
         replicas.offline[partition.topic_partition] = None

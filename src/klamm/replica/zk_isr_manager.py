@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final
 
+from klamm.clock import elapsed_ms
 from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.replica.alter_partition_manager import after_isr_change
 from klamm.zk.model import paths
@@ -41,7 +42,7 @@ class ZkIsrManager:
         """In start order: a set would cancel them in the order of memory addresses."""
         self._changed: dict[TopicPartition, None] = {}
         self._last_change_ms = 0
-        self._last_propagation_ms = replicas.clock.now_ms()
+        self._last_propagation_ms = elapsed_ms(replicas.clock)
 
     def submit(self, partition: Partition, isr: tuple[int, ...]) -> None:
         partition.propose_isr(isr)
@@ -104,16 +105,16 @@ class ZkIsrManager:
         if written is None:
             partition.reject_isr()
             return
-        if partition.commit_isr(written.isr, leader_epoch, written.partition_epoch, replicas.clock.now_ms()):
+        if partition.commit_isr(written.isr, leader_epoch, written.partition_epoch, elapsed_ms(replicas.clock)):
             self._changed[partition.topic_partition] = None
-            self._last_change_ms = replicas.clock.now_ms()
+            self._last_change_ms = elapsed_ms(replicas.clock)
             after_isr_change(replicas, partition, before)
 
     # --- notifications -----------------------------------------------------------------------------------------------
 
     def propagate(self) -> None:
         """The `isr-change-propagation` task, every CHECK_INTERVAL_MS."""
-        now_ms = self._replicas.clock.now_ms()
+        now_ms = elapsed_ms(self._replicas.clock)
         is_quiet = now_ms - self._last_change_ms > QUIET_MS
         if self._changed and (is_quiet or now_ms - self._last_propagation_ms > LONGEST_MS):
             changed, self._changed = self._changed, {}

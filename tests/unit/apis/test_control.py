@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from klamm.apis import leader_and_isr, stop_replica, update_metadata
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log import append_as_leader
 from klamm.metadata.update import MAX_PARTITIONS, SLICING_CLIENT
@@ -154,7 +155,7 @@ class TestLeaderAndIsr:
         partition = one.broker.replicas.partitions[TP]
         assert partition.log is not None
         append_as_leader(partition.log, batch(b"a", b"b", b"c"), 0)
-        partition.on_follower_fetch(2, 2, 0, one.clock.now_ms(), -1)
+        partition.on_follower_fetch(2, 2, 0, elapsed_ms(one.clock), -1)
         one.close()
         again = OneBroker(tmp_path)
         again.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2), isr=(1, 2))

@@ -10,6 +10,7 @@ from kafka.record.memory_records import MemoryRecords
 
 from klamm.apis import fetch, produce
 from klamm.apis.access import may_on_cluster
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log import append_as_leader
 from klamm.log.log_config import LogConfig
@@ -362,7 +363,7 @@ class TestFollowers:
         one.ask(fetch.API, request({0: 0}, replica_id=2), 11)
         one.clock.elapsed_ms += 5_000
         waiting = one.dispatch(fetch.API, request({0: 0}, replica_id=2, max_wait_ms=30_000), 11)
-        confirmed_ms, arrived_ms = remote.confirmed_ms, one.clock.now_ms()
+        confirmed_ms, arrived_ms = remote.confirmed_ms, elapsed_ms(one.clock)
         one.clock.elapsed_ms += 1_000
         one.ask(produce.API, produce_request(batch(b"a"), acks=1), 9)
         assert values(only(one.as_read(one.run(waiting), 11))) == [b"a"]

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from klamm.apis import produce
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.metrics import Histogram
@@ -328,7 +329,7 @@ class TestReplicated:
 
     def follow(self, one: OneBroker, offset: int) -> None:
         partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
-        if partition.on_follower_fetch(2, offset, 0, one.clock.now_ms(), -1):
+        if partition.on_follower_fetch(2, offset, 0, elapsed_ms(one.clock), -1):
             one.broker.replicas.complete_after_high_watermark(partition.topic_partition)
 
     def test_acks_all_waits_for_the_in_sync_replicas(self, one: OneBroker) -> None:
@@ -390,8 +391,8 @@ class TestReplicated:
         waiting = one.dispatch(produce.API, request(batch(b"a")), 9)
         partition = one.broker.replicas.partitions[TopicPartition("t", 0)]
         for replica in (2, 3):
-            partition.on_follower_fetch(replica, 1, 0, one.clock.now_ms(), -1)
-        partition.commit_isr((1,), 0, 1, one.clock.now_ms())
+            partition.on_follower_fetch(replica, 1, 0, elapsed_ms(one.clock), -1)
+        partition.commit_isr((1,), 0, 1, elapsed_ms(one.clock))
         one.broker.replicas.complete_after_high_watermark(TopicPartition("t", 0))
         assert only(one.run(waiting)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from klamm.apis import delete_records, describe_producers, fetch, list_offsets
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.log.producer_state import AppendOrigin, marker_record_fields
@@ -75,7 +76,7 @@ def partition(one: OneBroker) -> Partition:
 
 def follow(one: OneBroker, offset: int) -> None:
     """Broker 2 fetches from there."""
-    if partition(one).on_follower_fetch(2, offset, 0, one.clock.now_ms(), -1):
+    if partition(one).on_follower_fetch(2, offset, 0, elapsed_ms(one.clock), -1):
         one.broker.replicas.complete_after_high_watermark(TP)
 
 

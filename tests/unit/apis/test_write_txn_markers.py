@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from klamm.apis import write_txn_markers
+from klamm.clock import elapsed_ms
 from klamm.coordinator.deferred import Deferred
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
@@ -237,7 +238,7 @@ def test_the_answer_waits_for_all_in_sync_replicas(one: OneBroker) -> None:
     def follow(tp: TopicPartition) -> None:
         partition = one.broker.replicas.partitions[tp]
         end = log_of(one, tp).log_end_offset
-        if partition.on_follower_fetch(2, end, 0, one.clock.now_ms(), -1):
+        if partition.on_follower_fetch(2, end, 0, elapsed_ms(one.clock), -1):
             one.broker.replicas.complete_after_high_watermark(tp)
 
     for tp in (T0, TopicPartition("t", 1)):

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.log.producer_state import AppendOrigin
@@ -123,7 +124,7 @@ def test_an_accepted_isr_is_taken_over_and_moves_the_high_watermark(setting: Set
     partition = setting.lead()
     waiting = append_records(setting.replicas, -1, False, _CLIENT, {TP: batch(b"a")})
     assert isinstance(waiting, asyncio.Future)
-    partition.on_follower_fetch(3, 1, 0, setting.one.clock.now_ms(), 9)
+    partition.on_follower_fetch(3, 1, 0, elapsed_ms(setting.one.clock), 9)
     setting.manager.submit(partition, (1, 3))
     assert partition.pending_isr == (1, 3) and not waiting.done()
     setting.idle()

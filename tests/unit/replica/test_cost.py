@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from klamm.apis import fetch, fetch_context, stop_replica
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
@@ -80,7 +81,7 @@ def partition(one: OneBroker, index: int) -> Partition:
 
 
 def append(one: OneBroker, index: int) -> None:
-    result = partition(one, index).append_records_to_leader(batch(b"x" * 100), 1, one.clock.now_ms())
+    result = partition(one, index).append_records_to_leader(batch(b"x" * 100), 1, elapsed_ms(one.clock))
     assert not isinstance(result, ErrorCode) and result.error == 0
     one.broker.replicas.complete_after_append(TopicPartition("t", index))
 
@@ -114,9 +115,9 @@ class TestShrinking:
         self.pass_later(leader)
         assert asked == looked_at == [], "nothing was written since"
         for index in (3, 7, 9):
-            partition(leader, index).on_follower_fetch(2, 0, 0, leader.clock.now_ms(), -1)
+            partition(leader, index).on_follower_fetch(2, 0, 0, elapsed_ms(leader.clock), -1)
             append(leader, index)
-        partition(leader, 7).on_follower_fetch(2, 1, 0, leader.clock.now_ms(), -1)
+        partition(leader, 7).on_follower_fetch(2, 1, 0, elapsed_ms(leader.clock), -1)
         self.pass_later(leader)
         assert len(asked) == 3 and looked_at == [partition(leader, 3), partition(leader, 9)]
         assert wanted == []
@@ -150,10 +151,10 @@ class TestShrinking:
         wanted: list[int] = []
         leader.broker.replicas.isr_change_listener = lambda p, isr: wanted.append(p.topic_partition.partition)
         append(leader, 5)
-        partition(leader, 5).on_follower_fetch(2, 1, 0, leader.clock.now_ms(), -1)
+        partition(leader, 5).on_follower_fetch(2, 1, 0, elapsed_ms(leader.clock), -1)
         self.pass_later(leader)
         assert not leader.broker.replicas.lagging
-        partition(leader, 5).on_follower_fetch(2, 0, 0, leader.clock.now_ms(), -1)
+        partition(leader, 5).on_follower_fetch(2, 0, 0, elapsed_ms(leader.clock), -1)
         for _ in range(3):
             self.pass_later(leader)
         assert wanted[:1] == [5]
@@ -182,7 +183,7 @@ class TestBrokersThatComeAndGo:
         monkeypatch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 10)
         for index in range(MANY):
             append(leader, index)
-            partition(leader, index).commit_isr((1,), 0, 1, leader.clock.now_ms())
+            partition(leader, index).commit_isr((1,), 0, 1, elapsed_ms(leader.clock))
         looked_at = count_calls(monkeypatch, Partition, "maybe_increment_high_watermark")
         seen = [0]
 
@@ -201,7 +202,7 @@ class TestBrokersThatComeAndGo:
     def test_no_request_waits_for_a_follower_that_is_gone(self, leader: OneBroker) -> None:
         """It is not in sync, but was about to be: it held the high watermark back."""
         append(leader, 3)
-        partition(leader, 3).commit_isr((1,), 0, 1, leader.clock.now_ms())
+        partition(leader, 3).commit_isr((1,), 0, 1, elapsed_ms(leader.clock))
         log = partition(leader, 3).log
         assert log is not None and (log.high_watermark, log.log_end_offset) == (0, 1)
         for _ in range(2):
@@ -238,7 +239,7 @@ class TestFetchSessions:
         assert isinstance(waiting, asyncio.Future) and read == []
         assert leader.broker.replicas.fetch_purgatory.watched == 1, "not one watcher per partition"
         append(leader, 17)
-        partition(leader, 17).on_follower_fetch(2, 1, 0, leader.clock.now_ms(), -1)
+        partition(leader, 17).on_follower_fetch(2, 1, 0, elapsed_ms(leader.clock), -1)
         leader.broker.replicas.complete_after_high_watermark(TopicPartition("t", 17))
         leader.spin()
         assert waiting.done() and len(read) == 1 and 1 <= len(looked_at) <= 2
@@ -272,7 +273,7 @@ class TestFetchSessions:
             leader.clock.elapsed_ms += 10_000
             leader.ask(fetch.API, request({}, replica_id=2, session_id=session_id, session_epoch=epoch), 12)
             shrink_isrs(leader.broker.replicas)
-        last_ms = leader.clock.now_ms()
+        last_ms = elapsed_ms(leader.clock)
         append(leader, 5)
         leader.clock.elapsed_ms += 20_000
         shrink_isrs(leader.broker.replicas)
@@ -296,7 +297,7 @@ class TestCaughtUpFollowers:
         self.ask(leader, dict.fromkeys(range(MANY), 0), current_leader_epoch=epoch)
         assert read == [partition(leader, 17)]
         caught_up = {partition(leader, index).remotes[2].last_caught_up_time_ms for index in range(MANY) if index != 17}
-        assert caught_up == {leader.clock.now_ms()}
+        assert caught_up == {elapsed_ms(leader.clock)}
 
     @pytest.mark.parametrize("change", ("epoch of the log", "epoch of the leader", "a step back"))
     def test_a_partition_whose_follower_or_epoch_changed_is_checked(self, leader: OneBroker, change: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
 from klamm.model import TopicPartition
@@ -28,7 +29,7 @@ def led(one: OneBroker, isr: tuple[int, ...] = (1, 2, 3), **state: int) -> Parti
 
 
 def append(one: OneBroker, partition: Partition, *values: bytes) -> None:
-    result = partition.append_records_to_leader(batch(*values), 1, one.clock.now_ms())
+    result = partition.append_records_to_leader(batch(*values), 1, elapsed_ms(one.clock))
     assert not isinstance(result, ErrorCode) and result.error == 0
 
 
@@ -36,12 +37,12 @@ def test_the_high_watermark_is_the_lowest_end_of_the_in_sync_replicas(one: OneBr
     partition = led(one)
     append(one, partition, b"a", b"b", b"c")
     assert partition.log is not None and partition.log.high_watermark == 0
-    assert not partition.on_follower_fetch(2, 3, 0, one.clock.now_ms(), -1)
-    assert partition.on_follower_fetch(3, 1, 0, one.clock.now_ms(), -1)
+    assert not partition.on_follower_fetch(2, 3, 0, elapsed_ms(one.clock), -1)
+    assert partition.on_follower_fetch(3, 1, 0, elapsed_ms(one.clock), -1)
     assert partition.log.high_watermark == 1
-    assert partition.on_follower_fetch(3, 3, 0, one.clock.now_ms(), -1)
+    assert partition.on_follower_fetch(3, 3, 0, elapsed_ms(one.clock), -1)
     assert partition.log.high_watermark == 3
-    assert not partition.on_follower_fetch(3, 2, 0, one.clock.now_ms(), -1)
+    assert not partition.on_follower_fetch(3, 2, 0, elapsed_ms(one.clock), -1)
     assert partition.log.high_watermark == 3
 
 
@@ -49,16 +50,16 @@ def test_a_lagging_member_is_to_be_removed_and_then_no_longer_waited_for(one: On
     partition = led(one)
     append(one, partition, b"a")
     one.clock.elapsed_ms += 20_000
-    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
-    assert partition.isr_to_shrink_to(one.clock.now_ms()) is None
+    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+    assert partition.isr_to_shrink_to(elapsed_ms(one.clock)) is None
     one.clock.elapsed_ms += 20_000
-    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
-    wanted = partition.isr_to_shrink_to(one.clock.now_ms())
+    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+    wanted = partition.isr_to_shrink_to(elapsed_ms(one.clock))
     assert wanted == (1, 2)
     partition.propose_isr(wanted)
-    assert partition.maximal_isr == (1, 2, 3) and partition.isr_to_shrink_to(one.clock.now_ms()) is None
+    assert partition.maximal_isr == (1, 2, 3) and partition.isr_to_shrink_to(elapsed_ms(one.clock)) is None
     assert partition.log is not None and partition.log.high_watermark == 0
-    assert partition.commit_isr(wanted, 0, 1, one.clock.now_ms())
+    assert partition.commit_isr(wanted, 0, 1, elapsed_ms(one.clock))
     assert partition.log.high_watermark == 1 and partition.isr == (1, 2)
 
 
@@ -72,6 +73,42 @@ def test_the_task_that_shrinks_asks_for_every_lagging_partition(one: OneBroker) 
     assert wanted == []
     shrink_isrs(one.broker.replicas)
     assert wanted == [(1,)]
+
+
+def test_a_wall_clock_that_is_moved_keeps_no_follower_in_sync(one: OneBroker) -> None:
+    partition = led(one, isr=(1, 2))
+    append(one, partition, b"a")
+    partition.on_follower_fetch(2, 0, 0, elapsed_ms(one.clock), -1)
+    wanted: list[tuple[int, ...]] = []
+    one.broker.replicas.isr_change_listener = lambda partition, isr: wanted.append(isr)
+    one.clock.corrected_ms = -3 * 3_600_000
+    for _ in range(3):
+        shrink_isrs(one.broker.replicas)
+        one.clock.elapsed_ms += 15_001
+    assert wanted == [(1,)]
+
+
+def test_a_wall_clock_that_is_moved_removes_no_follower(one: OneBroker) -> None:
+    partition = led(one, isr=(1, 2))
+    append(one, partition, b"a")
+    one.broker.replicas.isr_change_listener = lambda partition, isr: pytest.fail("the follower is in sync")
+    for hours in (3, 6, 0):
+        one.clock.corrected_ms = hours * 3_600_000
+        for _ in range(2):  # the first pass after a pause lets the followers fetch
+            one.clock.elapsed_ms += 10_000
+            shrink_isrs(one.broker.replicas)
+        partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+
+
+def test_a_wall_clock_that_is_moved_does_not_confirm_the_leader(one: OneBroker) -> None:
+    """Another broker may lead when the followers have been silent for longer than a session (decision 0042)."""
+    partition, replicas = led(one, isr=(1, 2)), one.broker.replicas
+    for _ in range(2):
+        partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+    assert replicas.is_confirmed_leader(TP, 10_000)
+    one.clock.corrected_ms = -3 * 3_600_000
+    one.clock.elapsed_ms += 10_001
+    assert not replicas.is_confirmed_leader(TP, 10_000)
 
 
 def test_a_leader_that_stood_still_itself_lets_its_followers_fetch_first(one: OneBroker) -> None:
@@ -88,9 +125,9 @@ def test_a_leader_that_stood_still_itself_lets_its_followers_fetch_first(one: On
 def test_no_request_waits_for_a_follower_that_is_gone(one: OneBroker) -> None:
     one.update_metadata({}, brokers=(1, 2, 3))
     partition = led(one, isr=(1, 2))
-    partition.on_follower_fetch(3, 0, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(3, 0, 0, elapsed_ms(one.clock), -1)
     append(one, partition, b"a")
-    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
     assert partition.log is not None and partition.log.high_watermark == 0
     one.update_metadata({}, brokers=(1, 2))
     assert partition.log.high_watermark == 1
@@ -99,28 +136,28 @@ def test_no_request_waits_for_a_follower_that_is_gone(one: OneBroker) -> None:
 def test_the_high_watermark_is_looked_at_again_by_every_fetch(one: OneBroker) -> None:
     one.update_metadata({}, brokers=(1, 2, 3))
     partition = led(one, isr=(1, 2))
-    partition.on_follower_fetch(3, 0, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(3, 0, 0, elapsed_ms(one.clock), -1)
     append(one, partition, b"a")
-    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
     one.clock.elapsed_ms += 30_001
-    assert partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
+    assert partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
 
 
 def test_a_growing_isr_counts_at_once_for_the_high_watermark(one: OneBroker) -> None:
     partition = led(one, isr=(1, 2))
     append(one, partition, b"a", b"b")
-    partition.on_follower_fetch(2, 2, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(2, 2, 0, elapsed_ms(one.clock), -1)
     assert partition.isr_to_expand_to(3) is None
-    partition.on_follower_fetch(3, 2, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(3, 2, 0, elapsed_ms(one.clock), -1)
     wanted = partition.isr_to_expand_to(3)
     assert wanted == (1, 2, 3) and partition.isr_to_expand_to(2) is None and partition.isr_to_expand_to(9) is None
     partition.propose_isr(wanted)
     append(one, partition, b"c")
-    partition.on_follower_fetch(2, 3, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(2, 3, 0, elapsed_ms(one.clock), -1)
     assert partition.log is not None and partition.log.high_watermark == 2
     partition.reject_isr()
     one.clock.elapsed_ms += 30_001
-    assert partition.maybe_increment_high_watermark(one.clock.now_ms())
+    assert partition.maybe_increment_high_watermark(elapsed_ms(one.clock))
     assert partition.log.high_watermark == 3
 
 
@@ -138,7 +175,7 @@ def test_below_min_insync_replicas_nothing_is_committed(one: OneBroker) -> None:
     partition = led(one, isr=(1,))
     append(one, partition, b"a")
     assert partition.log is not None and partition.log.high_watermark == 0
-    result = partition.append_records_to_leader(batch(b"a"), -1, one.clock.now_ms())
+    result = partition.append_records_to_leader(batch(b"a"), -1, elapsed_ms(one.clock))
     assert result == ErrorCode.NOT_ENOUGH_REPLICAS
 
 
@@ -147,17 +184,17 @@ def test_below_min_insync_replicas_a_record_that_is_there_is_not_refused(one: On
     one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
     partition = led(one)
     sent = [batch(b"%d" % n, producer_id=1, producer_epoch=0, base_sequence=n) for n in range(3)]
-    assert partition.append_records_to_leader(sent[0], -1, one.clock.now_ms()).error == 0  # type: ignore[union-attr]
+    assert partition.append_records_to_leader(sent[0], -1, elapsed_ms(one.clock)).error == 0  # type: ignore[union-attr]
     partition = led(one, isr=(1,), leader_epoch=1, partition_epoch=1)
-    again = partition.append_records_to_leader(sent[0], -1, one.clock.now_ms())
+    again = partition.append_records_to_leader(sent[0], -1, elapsed_ms(one.clock))
     assert not isinstance(again, ErrorCode) and again.is_duplicate and (again.base_offset, again.last_offset) == (0, 0)
     assert partition.check_enough_replicas(again.last_offset + 1) is None, "it waits until enough have it"
     for other in (sent[1], sent[2], batch(b"0"), b"", b"x" * 100):
-        assert partition.append_records_to_leader(other, -1, one.clock.now_ms()) == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert partition.append_records_to_leader(other, -1, elapsed_ms(one.clock)) == ErrorCode.NOT_ENOUGH_REPLICAS
     assert partition.log is not None and partition.log.log_end_offset == 1
     partition = led(one, isr=(1, 2), leader_epoch=2, partition_epoch=2)
-    partition.on_follower_fetch(2, 1, 0, one.clock.now_ms(), -1)
-    partition.on_follower_fetch(3, 1, 0, one.clock.now_ms(), -1)
+    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+    partition.on_follower_fetch(3, 1, 0, elapsed_ms(one.clock), -1)
     assert partition.check_enough_replicas(again.last_offset + 1) == ErrorCode.NONE
 
 
@@ -165,7 +202,7 @@ def test_a_new_leadership_forgets_the_progress_of_followers(one: OneBroker) -> N
     partition = led(one)
     append(one, partition, b"a")
     for follower in (2, 3):
-        partition.on_follower_fetch(follower, 1, 0, one.clock.now_ms(), -1)
+        partition.on_follower_fetch(follower, 1, 0, elapsed_ms(one.clock), -1)
     one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=1, replicas=(1, 2, 3), isr=(1, 2, 3))
     assert not partition.is_leader and partition.isr == ()
     assert partition.append_records_to_leader(batch(b"b"), 1, 0) == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from klamm.apis import fetch
+from klamm.clock import elapsed_ms
 from klamm.config import KafkaConfig
 from klamm.config.repository import validate_broker_config
 from klamm.errors import ErrorCode
@@ -156,7 +157,7 @@ class TestLeader:
 
 
 def append_one(one: OneBroker) -> None:
-    result = one.broker.replicas.partitions[TP].append_records_to_leader(batch(b"x" * 100), 1, one.clock.now_ms())
+    result = one.broker.replicas.partitions[TP].append_records_to_leader(batch(b"x" * 100), 1, elapsed_ms(one.clock))
     assert not isinstance(result, ErrorCode) and result.error == 0
     one.broker.replicas.complete_after_append(TP)
 

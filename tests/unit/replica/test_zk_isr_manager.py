@@ -146,3 +146,12 @@ def test_changes_are_reported_together_once_it_is_quiet(setting: Setting) -> Non
     (name,) = list(setting.zk.tree.nodes[paths.ISR_CHANGE_NOTIFICATION].children or ())
     path = paths.isr_change_path(name)
     assert decode_partitions(path, setting.zk.tree.read(GetData(path)).data) == (TP,)
+
+
+def test_changes_are_reported_after_the_wall_clock_went_back(setting: Setting) -> None:
+    setting.submit((1,))
+    setting.one.clock.corrected_ms = -3 * 3_600_000
+    setting.one.clock.elapsed_ms += QUIET_MS + 1
+    setting.manager.propagate()
+    setting.until(lambda: not setting.manager._tasks)
+    assert len(setting.zk.tree.nodes[paths.ISR_CHANGE_NOTIFICATION].children or ()) == 1

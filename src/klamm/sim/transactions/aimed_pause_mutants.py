@@ -66,6 +66,12 @@ OF_PAUSES: Final = {
         "        if require_stable and not self._manager.is_confirmed(group_id):\n",
         "        if False:\n",
     ),
+    "the_wall_clock_confirms_the_leader": aimed(
+        "paused group coordinator whose clock went back",
+        "klamm.clock",
+        "    return _LONG_AGO_MS + int(clock.monotonic() * 1000)\n",
+        "    return clock.now_ms()\n",
+    ),
     "the_arrival_of_a_fetch_confirms_the_leader": aimed(
         "paused group coordinator",
         _R + "remote_replica",

@@ -266,7 +266,7 @@ def _topic(tp: TopicPartition) -> AddPartitionsToTxnTopic:
     return AddPartitionsToTxnTopic(name=tp.topic, partitions=[tp.partition])
 
 
-async def _deposed_group_coordinator(stage: Stage) -> None:
+async def _deposed_group_coordinator(stage: Stage, *, clock_moves_ms: int = 0) -> None:
     """A group coordinator that was paused for longer than its session does not answer with old offsets.
 
     Meanwhile another coordinator commits newer offsets. The request for offsets waits in a socket until it resumes.
@@ -280,6 +280,7 @@ async def _deposed_group_coordinator(stage: Stage) -> None:
     expect("the offsets", await actor.commit_offset(GROUP, tp, 5), ErrorCode.NONE)
     await actor.commit()
     require(await actor.committed_offset(GROUP, tp) == 5, "the first offset is not committed")
+    home.clock.offset_ms += clock_moves_ms
     await _depose(stage, home, stage.offsets_of(GROUP), first=None)
     await actor.add_offsets(GROUP)
     expect("the next offsets", await actor.commit_offset(GROUP, tp, 9), ErrorCode.NONE)
@@ -301,4 +302,5 @@ AIMS_OF_PAUSES: Final[dict[str, Aim]] = {
     "more requests after a pause": Aim(partial(_ask_deposed_for_more, writes_first=False)),
     "more requests after a pause and a write": Aim(partial(_ask_deposed_for_more, writes_first=True)),
     "paused group coordinator": Aim(_deposed_group_coordinator),
+    "paused group coordinator whose clock went back": Aim(partial(_deposed_group_coordinator, clock_moves_ms=-600_000)),
 }
