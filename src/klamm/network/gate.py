@@ -25,7 +25,7 @@ AUTHENTICATE: Final = SaslAuthenticateRequest.KEY
 SASL_KEYS: Final = (bytes([0, HANDSHAKE]), bytes([0, AUTHENTICATE]))
 """The first bytes of a frame that the gate must see even when it is open."""
 _SHORT_FRAME: Final = 128
-MIN_REAUTHENTICATION_MS: Final = 1_000
+MIN_REAUTHENTICATION_S: Final = 1.0
 """A connection may authenticate again once per second, as in Kafka."""
 
 # A lookup in an Enum costs more than a comparison, and a login has a dozen of them.
@@ -56,7 +56,7 @@ class Gate:
     """One per connection. It writes the principal and the proven broker id into the connection's context."""
 
     __slots__ = (
-        "_began_at_ms",
+        "_began_at_s",
         "_context",
         "_exchange",
         "_has_expired",
@@ -71,7 +71,7 @@ class Gate:
         self._context = context
         self._exchange: SaslServerAuthenticator | None = None
         self._is_peer = False
-        self._began_at_ms = -MIN_REAUTHENTICATION_MS
+        self._began_at_s = -MIN_REAUTHENTICATION_S
         self.session: SaslSession | None = None
         """The session of the last successful exchange, except for a broker's proof."""
         self._has_expired = False
@@ -108,8 +108,11 @@ class Gate:
         """End the session: the next request closes the connection, unless it begins an exchange."""
         self.is_closed = self._has_expired = True
 
-    def receive(self, frame: Frame, now_ms: int) -> Answer | None:
-        """Return None if the frame passes as a request. Raises ProtocolError if the connection must be closed."""
+    def receive(self, frame: Frame, now_ms: int, now_s: float) -> Answer | None:
+        """Return None if the frame passes as a request. Raises ProtocolError if the connection must be closed.
+
+        Tokens expire by the wall clock (`now_ms`); the time between two exchanges is one of the monotonic clock.
+        """
         exchange = self._exchange
         state = None if exchange is None else exchange.state
         if exchange is not None and state is _IN_TOKENS:
@@ -120,7 +123,7 @@ class Gate:
             raise ProtocolError(f"a request of {len(frame)} bytes has no header")
         key, version, correlation_id, _ = REQUEST_HEADER.unpack_from(frame)
         if exchange is None:
-            return self._begin(frame, key, version, correlation_id, now_ms)
+            return self._begin(frame, key, version, correlation_id, now_s)
         if state is _IN_HANDSHAKE:
             if key == API_VERSIONS:
                 return None
@@ -131,7 +134,7 @@ class Gate:
             return self._authenticate(exchange, frame, version, correlation_id, now_ms)
         return self._fail(exchange, f"Unexpected Kafka request of type {key} during SASL authentication.")
 
-    def _begin(self, frame: Frame, key: int, version: int, correlation_id: int, now_ms: int) -> Answer | None:
+    def _begin(self, frame: Frame, key: int, version: int, correlation_id: int, now_s: float) -> Answer | None:
         """Begin a further exchange on a connection that is open, or whose session has ended."""
         security = self.security
         exchange: SaslServerAuthenticator | None = None
@@ -139,10 +142,10 @@ class Gate:
             is_peer = mechanism_of(frame, version) == KLAMM_PEER
             if is_peer and security.peer is not None and not self.is_closed:
                 exchange = SaslServerAuthenticator(security.peer)
-            elif not is_peer and self._may_authenticate_again(now_ms):
+            elif not is_peer and self._may_authenticate_again(now_s):
                 assert security.sasl is not None
                 exchange = SaslServerAuthenticator(security.sasl, self.session)
-                self._began_at_ms = now_ms
+                self._began_at_s = now_s
             self._is_peer = is_peer
         if exchange is not None:
             self._exchange, self.is_closed = exchange, True
@@ -152,10 +155,10 @@ class Gate:
             raise ProtocolError("its session has ended" if self.session is not None else "it has not authenticated")
         return None
 
-    def _may_authenticate_again(self, now_ms: int) -> bool:
+    def _may_authenticate_again(self, now_s: float) -> bool:
         session = self.session
         has_end = session is not None and session.lifetime_ms is not None
-        return has_end and now_ms - self._began_at_ms >= MIN_REAUTHENTICATION_MS
+        return has_end and now_s - self._began_at_s >= MIN_REAUTHENTICATION_S
 
     def _handshake(self, exchange: SaslServerAuthenticator, frame: Frame, version: int, correlation_id: int) -> Answer:
         response = exchange.handshake(mechanism_of(frame, version), version)

@@ -109,7 +109,7 @@ class GuardedProtocol(PausableProtocol):
             self._loop.call_later(wait_s, self.resume, AUTHENTICATION)
             return False
         was_session = gate.session
-        answer = gate.receive(frames[0], self._now_ms())
+        answer = gate.receive(frames[0], self._now_ms(), now)
         if answer is None:
             return True
         frames.popleft()

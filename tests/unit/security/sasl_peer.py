@@ -75,6 +75,8 @@ class Peer:
         self.context = ChannelContext()
         self.gate = Gate(self.security, self.context)
         self.now_ms = START_MS
+        self.corrected_ms = 0
+        """How far the wall clock was moved."""
 
     def send(self, request: Message, version: int) -> Answer | None:
         header = encode_request_header(RequestHeader(request.KEY, version, 7, "client"))
@@ -84,7 +86,7 @@ class Peer:
         """Send a frame as the network layer does: an open gate sees only SASL requests."""
         if not self.gate.is_closed and frame[:2] not in (b"\0\x11", b"\0\x24"):
             return None
-        return self.gate.receive(frame, self.now_ms)
+        return self.gate.receive(frame, self.now_ms + self.corrected_ms, self.now_ms / 1000)
 
     def handshake(self, mechanism: str, version: int = 1) -> Any:
         answer = self.send(SaslHandshakeRequest(mechanism=mechanism), version)

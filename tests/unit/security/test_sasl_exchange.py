@@ -328,6 +328,17 @@ def test_authentication_again_within_a_second_is_out_of_place() -> None:
     assert peer.log_in(PLAIN).error_code == ErrorCode.NONE
 
 
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_wall_clock_that_is_moved_does_not_change_when_a_client_may_authenticate_again(hours: int) -> None:
+    peer = with_session()
+    assert peer.log_in(PLAIN).error_code == ErrorCode.NONE
+    peer.corrected_ms = hours * 3_600_000
+    peer.now_ms += 999
+    assert peer.handshake(PLAIN) is None
+    peer.now_ms += 1
+    assert peer.log_in(PLAIN).error_code == ErrorCode.NONE
+
+
 def test_without_sessions_a_second_handshake_is_out_of_place() -> None:
     peer = Peer()
     peer.log_in(PLAIN)
