@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from klamm.clock import Clock
+from klamm.clock import Clock, elapsed_ms
 from klamm.log.files import Files
 from klamm.log.jobs import FileJob, Job, unlink_job
 
@@ -28,7 +28,7 @@ class DeletionQueue:
 
     def _put(self, job: Job, delay_ms: int) -> None:
         self._count += 1
-        heapq.heappush(self._heap, (self._clock.now_ms() + delay_ms, self._count, job))
+        heapq.heappush(self._heap, (elapsed_ms(self._clock) + delay_ms, self._count, job))
 
     def remove_due(self, now_ms: int) -> int:
         """Start the removals whose delay is over; return how many."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from klamm.clock import elapsed_ms
 from klamm.log.disk_guard import DiskGuard
 from klamm.log.jobs import fsync_job
 from klamm.log.log_environment import LogEnvironment
@@ -47,7 +48,7 @@ class LogFlusher:
         self._prepare = prepare
         self.recovery_point = 0
         self.requested_offset = 0
-        self.last_flush_ms = env.clock.now_ms()
+        self.last_flush_ms = elapsed_ms(env.clock)
         self.has_unflushed_files = False
         self._is_under_way = False
         self._generation = 0
@@ -70,7 +71,7 @@ class LogFlusher:
             self._is_under_way = False
             if generation == self._generation:
                 self.complete(max(self.recovery_point, offset))
-                self.last_flush_ms = self._env.clock.now_ms()
+                self.last_flush_ms = elapsed_ms(self._env.clock)
                 self._env.host.flushed(self._topic_partition, self.recovery_point)
             if self.requested_offset > self.recovery_point:
                 self._guard.done("flushing", lambda: self.flush(self.requested_offset))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from klamm.broker import Broker
+from klamm.clock import elapsed_ms
 from klamm.config_changes import ConfigChangeListener
 from klamm.server import settings
 from klamm.server.background_tasks import Spawn
@@ -32,9 +33,9 @@ def _schedule_logs(scheduler: Scheduler, broker: Broker) -> None:
         lambda: logs.passes.retention(now()),
         first_ms=min(config.log_initial_task_delay_ms, config.log_retention_check_interval_ms),
     )
-    every("log-flusher", settings.flush_interval_ms(config), lambda: logs.passes.flush(now()))
+    every("log-flusher", settings.flush_interval_ms(config), lambda: logs.passes.flush(elapsed_ms(broker.clock)))
     every("log-dir-revival", 10_000, logs.passes.revival)
-    every("file-deletion", 1_000, lambda: logs.passes.deletion(now()))
+    every("file-deletion", 1_000, lambda: logs.passes.deletion(elapsed_ms(broker.clock)))
     if config.log_cleaner_enable:
         every("log-cleaner", config.log_cleaner_backoff_ms, lambda: logs.passes.compaction(now()))
     every(

@@ -13,6 +13,7 @@ import pytest
 
 from klamm.apis import alter_replica_log_dirs, describe_log_dirs
 from klamm.apis.slices import SLICE
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log import Log, LogConfig, append_as_follower
 from klamm.model import TopicPartition
@@ -207,7 +208,7 @@ def test_a_move_is_cancelled_by_naming_where_the_replica_is(one: OneBroker) -> N
     for _ in range(5):
         one.spin()
     assert current(one) is source and not one.broker.logs.futures.logs
-    one.broker.logs.passes.deletion(one.clock.now_ms() + 1)
+    one.broker.logs.passes.deletion(elapsed_ms(one.clock) + 1)
     assert not Path(future.dir).exists()
 
 
@@ -219,7 +220,7 @@ def test_a_deleted_replica_takes_its_copy_along(one: OneBroker) -> None:
     for _ in range(5):
         one.spin()
     assert not one.broker.logs.futures.logs
-    one.broker.logs.passes.deletion(one.clock.now_ms() + 100_000)
+    one.broker.logs.passes.deletion(elapsed_ms(one.clock) + 100_000)
     assert not any(p.is_dir() for path in one.log_dirs for p in Path(path).iterdir())
 
 
@@ -248,7 +249,7 @@ def test_an_unfinished_copy_does_not_bring_a_deleted_replica_back(
     one.stop_replica("t", 0)
     again = kill_and_start(one, tmp_path)
     assert not again.broker.logs.logs and not again.broker.logs.futures.logs
-    again.broker.logs.passes.deletion(again.clock.now_ms() + 100_000)
+    again.broker.logs.passes.deletion(elapsed_ms(again.clock) + 100_000)
     assert not any(p.is_dir() for path in again.log_dirs for p in Path(path).iterdir())
     again.close()
 
@@ -333,7 +334,7 @@ def test_a_swap_that_the_disk_refuses_leaves_the_log_in_use(
     assert current(one) is source and one.broker.replicas.partitions[TP].log is source
     one.broker.logs.abandon()
     again = OneBroker(tmp_path, log_dirs=DIRS)
-    again.broker.logs.passes.deletion(again.clock.now_ms() + 100_000)
+    again.broker.logs.passes.deletion(elapsed_ms(again.clock) + 100_000)
     assert current(again).log_dir == source.log_dir and current(again).log_end_offset == 2
     again.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, LogManager, ReadResult, append_as_leader
 from klamm.log.files import Files
@@ -24,12 +25,18 @@ NOW = 1_700_000_000_000
 class ManualClock:
     def __init__(self, now_ms: int = NOW) -> None:
         self.ms = now_ms
+        self.corrected_ms = 0
+        """How far the wall clock was moved."""
 
     def now_ms(self) -> int:
-        return self.ms
+        return self.ms + self.corrected_ms
 
     def monotonic(self) -> float:
         return self.ms / 1000
+
+
+ELAPSED = elapsed_ms(ManualClock())
+"""The time by which flushes and removals are due, when the wall clock shows NOW."""
 
 
 class InlineHost:

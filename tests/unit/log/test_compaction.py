@@ -12,7 +12,7 @@ from klamm.log import Log, LogConfig, LogManager
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import Record, TimestampType, build_batch, records
 from tests.support.log_passes import delete_logs
-from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, end_txn, read_batches
+from tests.unit.log.harness import DIR, ELAPSED, NOW, TP, Bench, append, batch, end_txn, read_batches
 
 DAY = 86_400_000
 COMPACT = LogConfig(segment_bytes=300, cleanup_policy=frozenset({"compact"}), min_cleanable_dirty_ratio=0.0)
@@ -56,7 +56,7 @@ def test_the_newest_value_of_every_key_stays_at_its_offset() -> None:
     assert rows(log) == [*expected, (59, b"k1", b"59")]
     found = log.read(0, 10, max_offset=60)
     assert not isinstance(found, ErrorCode)
-    manager.passes.deletion(NOW + DAY)
+    manager.passes.deletion(ELAPSED + DAY)
     assert not any(n.endswith((".deleted", ".cleaned", ".swap")) for n in bench.names())
     manager.shutdown()
     again = bench.manager().logs[TP]
@@ -185,7 +185,7 @@ def test_segments_are_merged() -> None:
         compact(manager, log)
     assert len(log.segments) < 10
     assert [v for _, _, v in rows(log)] == [b"197", b"198", b"199", b"1"]
-    manager.passes.deletion(NOW + DAY)
+    manager.passes.deletion(ELAPSED + DAY)
     snapshots = {int(n[:20]) for n in bench.names() if n.endswith(".snapshot")}
     assert snapshots <= {*log.segments.base_offsets, log.log_end_offset}
 

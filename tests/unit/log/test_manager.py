@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.clock import SystemClock
+from klamm.clock import SystemClock, elapsed_ms
 from klamm.errors import ErrorCode, KlammError, LogDirError
 from klamm.log import LogConfig, LogManager, append_as_follower
 from klamm.log.background import BackgroundWorker
@@ -23,7 +23,7 @@ from klamm.log.log import Log
 from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
 from tests.support.log_passes import change_config, delete_logs
-from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, close, read_values
+from tests.unit.log.harness import DIR, ELAPSED, NOW, TP, Bench, append, batch, close, read_values
 
 TOPIC_ID = UUID("11223344-5566-7788-99aa-bbccddeeff00")
 SMALL = LogConfig(segment_bytes=500, file_delete_delay_ms=60_000)
@@ -208,11 +208,11 @@ def test_deleting_a_log() -> None:
     (deleted,) = [n for n in bench.names(DIR) if n.endswith("-delete")]
     assert deleted.startswith("orders-0.")
     assert manager.get_or_create_log(TP, is_new=True).log_end_offset == 0, "the name is free at once"
-    manager.passes.deletion(NOW + 59_999)
+    manager.passes.deletion(ELAPSED + 59_999)
     assert deleted in bench.names(DIR)
     manager.abandon()
     again = bench.manager()
-    again.passes.deletion(NOW + 60_000)
+    again.passes.deletion(ELAPSED + 60_000)
     assert deleted not in bench.names(DIR), "a restart continues the deletion"
     assert TP in again.logs
 
@@ -237,7 +237,7 @@ def test_retention_by_size() -> None:
     assert log.log_start_offset == log.segments.first.base_offset > 0
     assert log.leader_epochs.entries[0].start_offset == log.log_start_offset
     assert any(n.endswith(".log.deleted") for n in bench.names())
-    manager.passes.deletion(NOW + 60_000)
+    manager.passes.deletion(ELAPSED + 60_000)
     assert not any(n.endswith(".deleted") for n in bench.names())
     assert read_values(log)[0][0] == log.log_start_offset
     snapshots = [int(n[:20]) for n in bench.names() if n.endswith(".snapshot")]
@@ -367,10 +367,28 @@ def test_flush_messages_and_flush_ms() -> None:
     append(log, batch(b"a"))
     assert log.recovery_point == 3
     append(log, batch(b"a"))
-    manager.passes.flush(NOW + 999)
+    manager.passes.flush(ELAPSED + 999)
     assert log.recovery_point == 3
-    manager.passes.flush(NOW + 1000)
+    manager.passes.flush(ELAPSED + 1000)
     assert log.recovery_point == 4
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_wall_clock_that_is_moved_changes_no_flush_and_no_removal(hours: int) -> None:
+    bench = Bench(LogConfig(flush_ms=1000, file_delete_delay_ms=60_000))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    append(log, batch(b"a"))
+    bench.clock.corrected_ms = hours * HOUR
+    manager.passes.flush(elapsed_ms(bench.clock) + 999)
+    assert log.recovery_point == 0
+    manager.passes.flush(elapsed_ms(bench.clock) + 1000)
+    assert log.recovery_point == 1
+    assert delete_logs(manager, [TP])[TP] == ErrorCode.NONE
+    bench.clock.corrected_ms = 0
+    assert manager.passes.deletion(elapsed_ms(bench.clock) + 59_999) == 0
+    assert manager.passes.deletion(elapsed_ms(bench.clock) + 60_000) == 1
+    manager.shutdown()
 
 
 def test_a_flush_pass_looks_at_the_logs_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,22 +405,22 @@ def test_a_flush_pass_looks_at_the_logs_that_are_due(monkeypatch: pytest.MonkeyP
     logs = [manager.get_or_create_log(TopicPartition("t", i)) for i in range(200)]
     for i in (3, 3, 150):
         append(logs[i], batch(b"a"))
-    manager.passes.flush(NOW + 999)
+    manager.passes.flush(ELAPSED + 999)
     assert looked_at == []
-    manager.passes.flush(NOW + 1000)
+    manager.passes.flush(ELAPSED + 1000)
     assert [tp.partition for tp in looked_at] == [3, 150]
     assert [log.recovery_point for log in logs if log.recovery_point] == [2, 1]
-    manager.passes.flush(NOW + 10**9)
+    manager.passes.flush(ELAPSED + 10**9)
     assert len(looked_at) == 2, "what is on the disk is not looked at again"
     change_config(manager, "t", LogConfig())
     append(logs[7], batch(b"a"))
-    manager.passes.flush(NOW + 10**9)
+    manager.passes.flush(ELAPSED + 10**9)
     assert len(looked_at) == 2 and logs[7].recovery_point == 0
     change_config(manager, "t", LogConfig(flush_ms=10**6))
     change_config(manager, "t", LogConfig(flush_ms=50))
-    manager.passes.flush(NOW + 60)
+    manager.passes.flush(ELAPSED + 60)
     assert [tp.partition for tp in looked_at[2:]] == [7] and logs[7].recovery_point == 1
-    manager.passes.flush(NOW + 10**9)
+    manager.passes.flush(ELAPSED + 10**9)
     manager.shutdown()
 
 
@@ -411,7 +429,7 @@ def test_many_flushes_that_are_due_at_once_do_not_hold_the_loop() -> None:
     logs = [manager.get_or_create_log(TopicPartition("t", i)) for i in range(5 * LOGS_PER_STEP)]
     for log in logs:
         append(log, batch(b"a"))
-    rest = manager.passes.flush(NOW + 1000)
+    rest = manager.passes.flush(ELAPSED + 1000)
     assert rest is not None
     counts = [0, sum(log.recovery_point for log in logs)]
     for _ in rest:
@@ -426,11 +444,11 @@ def test_a_flush_that_could_not_be_done_is_tried_again(monkeypatch: pytest.Monke
     append(log, batch(b"a"))
     jobs: list[Job] = []
     monkeypatch.setattr(BackgroundWorker, "submit", lambda worker, job: jobs.append(job))
-    manager.passes.flush(NOW + 1000)
-    manager.passes.flush(NOW + 1500)
+    manager.passes.flush(ELAPSED + 1000)
+    manager.passes.flush(ELAPSED + 1500)
     assert len(jobs) == 1
     jobs[0].abandon()
-    manager.passes.flush(NOW + 2000)
+    manager.passes.flush(ELAPSED + 2000)
     assert len(jobs) == 2
     manager.abandon()
 

@@ -16,7 +16,7 @@ from klamm.log.memory_files import MemoryFiles
 from klamm.log.names import CLEAN_SHUTDOWN, LEADER_EPOCH_CHECKPOINT, LOG_SUMMARY, file_name
 from klamm.log.summaries import inspect, read_recorded, with_directory
 from klamm.model import TopicPartition
-from tests.unit.log.harness import DIR, NOW, TP, Bench, append, batch, read_values
+from tests.unit.log.harness import DIR, ELAPSED, NOW, TP, Bench, append, batch, read_values
 
 SMALL = LogConfig(segment_bytes=500)
 RECORDS = 20
@@ -59,7 +59,7 @@ def use_without_opening(manager: LogManager, log: Log) -> None:
         *manager.checkpoints.summary_pass(),
     ):
         pass
-    manager.passes.flush(NOW + 1000)
+    manager.passes.flush(ELAPSED + 1000)
 
 
 def test_an_idle_log_is_never_opened(bench: Bench) -> None:
