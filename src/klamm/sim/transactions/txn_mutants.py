@@ -134,7 +134,7 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         AIMED_MUTANTS["late_requests_reach_the_coordinator"],
         aim="",
         seeds=60,
-        first=505,
+        first=680,
         anomalies=("aborted read (G1a)", "cyclic information flow (G1c)"),
     ),
     **LOG_MUTANTS,
