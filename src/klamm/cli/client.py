@@ -93,8 +93,12 @@ class Refusals:
 
     def __init__(self) -> None:
         self._last = ""
+        self.fatal: KafkaError | None = None
+        """The error after which a producer sends nothing. It may come while no call fails."""
 
     def note(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal = error
         if error.name() in ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
             self._last = str(error.str()).strip().rstrip(".")
 

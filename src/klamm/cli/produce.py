@@ -23,6 +23,7 @@ from klamm.cli.client import (
     explain,
     no_such_topic,
     parse_pairs,
+    refusals,
     result,
 )
 from klamm.cli.completion import TopicName
@@ -123,7 +124,7 @@ def produce(
                 if line.is_due:
                     line.show(sys.stdin.buffer.tell() / size_bytes, f"{number} records")
         except Failure as failure:
-            raise Failure(f"{failure} {sender.account()}") from None
+            raise Failure(f"{failure} {sender.account()}".rstrip()) from None
         sender.finish()
 
 
@@ -202,6 +203,7 @@ class _Sender:
         self._line = line
         self._delivered = 0
         self._problem: str | None = None
+        self._has_failed = False
         self._progress_s = time.monotonic()
 
     def send(self, number: int, key: bytes | None, value: bytes | None) -> None:
@@ -243,12 +245,19 @@ class _Sender:
         note(self._counted("to"))
 
     def account(self) -> str:
-        """Return how many records were delivered, after librdkafka has finished with all of them."""
+        """Return how many records were delivered, after librdkafka has finished with all of them.
+
+        A fatal error has reported that already.
+        """
+        if self._has_failed:
+            return ""
         self._flush()
         return self._counted("went to")
 
     def _flush(self) -> None:
         while self._call(self._producer.flush, _FLUSH_S) > 0:
+            if refusals.fatal is not None:
+                raise self._failed(explain(refusals.fatal))
             self._report_silence()
 
     def _call(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -260,11 +269,16 @@ class _Sender:
         except (SystemError, KafkaException) as error:
             if isinstance(error, KafkaException) and not error.args[0].fatal():
                 raise
-            why = self._target.explained(_fatal_reason(error))
-            raise Failure(
-                f"The producer failed and cannot continue: {why} {self._counted('went to')} "
-                "Records without confirmation may be missing."
-            ) from None
+            raise self._failed(_fatal_reason(error)) from None
+
+    def _failed(self, reason: str) -> Failure:
+        """Return a fatal error of the producer. librdkafka keeps the records that wait for five minutes otherwise."""
+        self._has_failed = True
+        self._producer.purge(in_queue=True, in_flight=False)
+        return Failure(
+            f"The producer failed and cannot continue: {self._target.explained(reason)} {self._counted('went to')} "
+            "Records without confirmation may be missing."
+        )
 
     def _report_silence(self) -> None:
         if time.monotonic() - self._progress_s >= _SILENT_S:
