@@ -84,6 +84,7 @@ def facts(log: Log) -> tuple[object, ...]:
 @example(29616)  # a truncation left the old index on the disk
 @example(14292)  # recovery had written a transaction index that was not flushed
 @example(721021)  # a run that was killed had deleted all records after the summary
+@example(7673)  # a killed run had raised the log start, and a clean stop of the next one recorded the older epochs
 @example(1075)  # only the marker of an aborted transaction was after the log start
 @given(st.integers(min_value=0, max_value=2**32))
 @settings(max_examples=60, deadline=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Final
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from klamm.log.batch_reader import read_batches
 from klamm.log.checkpoints import decode_partition_metadata
 from klamm.log.files import FileInfo, Files
 from klamm.log.indexes import CorruptIndexError
-from klamm.log.leader_epoch_cache import LeaderEpochCache
+from klamm.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.log.local_log import LocalLog
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
@@ -116,9 +117,8 @@ class LogLoader:
                 log_end_offset = self._start_over(segments, log_end_offset)
             log_start_offset = max(self._start_checkpoint, segments.first.base_offset)
             self._epochs.truncate_from_end(log_end_offset)
-            if are_epochs_known and not self._epochs.entries and log_start_offset < log_end_offset:
-                # The file is newer than the checkpoint of the log start offset, which is written less often.
-                self._read_epochs(segments, is_recovered=True)
+            if are_epochs_known and log_start_offset < log_end_offset:
+                self._read_early_epochs(segments, log_start_offset)
             self._epochs.truncate_from_start(log_start_offset)
         snapshots.remove_strays(segments.base_offsets)
         self._check_aborted(segments)
@@ -299,6 +299,20 @@ class LogLoader:
                 for _, batch in segment.batches():
                     self._note_epoch(batch)
 
+    def _read_early_epochs(self, segments: LogSegments, log_start_offset: int) -> None:
+        """Read the epochs of the first records if the file begins after them.
+
+        The checkpoint of the log start offset is written less often than the file, so it can be older after a kill.
+        """
+        known = list(self._epochs.entries)
+        if known and known[0].start_offset <= log_start_offset:
+            return
+        early = list(_epoch_starts(segments, log_start_offset, known[0].start_offset if known else _FOREVER))
+        if early:
+            self._epochs.clear()
+            for entry in (*early, *known):
+                self._epochs.assign(*entry)
+
     def _note_epoch(self, batch: RecordBatch) -> None:
         latest = self._epochs.latest_epoch
         if batch.partition_leader_epoch > (NO_EPOCH if latest is None else latest):
@@ -370,3 +384,18 @@ def read_topic_id(files: Files, tp: TopicPartition, directory: str) -> UUID | No
     except KlammError as e:
         _log.warning("%s: the topic id is unknown: %s", tp, e)
         return None
+
+
+def _epoch_starts(segments: LogSegments, start_offset: int, end_offset: int) -> Iterator[EpochEntry]:
+    """Yield where epochs begin among the batches from `start_offset` to `end_offset`. Older formats have no epochs."""
+    latest = NO_EPOCH
+    with contextlib.suppress(ProtocolError):
+        for segment in segments:
+            for _, batch in segment.batches():
+                if batch.last_offset < start_offset:
+                    continue
+                if batch.base_offset >= end_offset or batch.partition_leader_epoch == NO_EPOCH:
+                    return
+                if batch.partition_leader_epoch > latest:
+                    latest = batch.partition_leader_epoch
+                    yield EpochEntry(latest, batch.base_offset)
