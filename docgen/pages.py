@@ -8,7 +8,7 @@ from typing import Final
 
 import klamm.apis.docs
 import klamm.config.docs
-from docgen import articles, cli, metrics, spark_functions, transaction_rules
+from docgen import articles, cli, file_index, metrics, spark_functions, transaction_rules
 
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -18,6 +18,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "docs/reference/metrics.md": metrics.render,
     "docs/reference/spark.md": lambda: spark_functions.render(ROOT / "docs/reference/spark.md"),
     "docs/reference/transaction-rules.md": transaction_rules.render,
+    "docs/reference/files.md": file_index.render,
     "docs/articles.md": articles.render,
 }
 

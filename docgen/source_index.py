@@ -9,7 +9,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = ROOT / "src" / "klamm"
-_DEFINITIONS: Final = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS: Final = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
@@ -18,10 +18,10 @@ def definitions() -> dict[str, tuple[Path, ...]]:
     found: dict[str, list[Path]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, _DEFINITIONS):
+            if isinstance(node, DEFINITIONS):
                 found.setdefault(node.name, []).append(path)
             if isinstance(node, ast.ClassDef):
-                for name in dict.fromkeys(part.name for part in node.body if isinstance(part, _DEFINITIONS)):
+                for name in dict.fromkeys(part.name for part in node.body if isinstance(part, DEFINITIONS)):
                     found.setdefault(f"{node.name}.{name}", []).append(path)
     return {name: tuple(paths) for name, paths in found.items()}
 
