@@ -3,64 +3,66 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from docgen.source_index import DEFINITIONS, SOURCE
+from docgen.source_index import DEFINITIONS, ROOT, SOURCE
 
 _FRONT_END: Final = SOURCE / "dashboard" / "static"
 _LEFT_OUT: Final = frozenset({"__init__.py", "__main__.py"})
+_OTHER_FOLDERS: Final = ("docgen", "bench", "compat", "tests")
 _HEAD: Final = """# Every file
 
 `make docs` writes this page from the source. Each row has the beginning of the file's docstring, and the public classes
 and functions that it defines. `ARCHITECTURE.md` explains how the parts work together, and its tables of changes lead to
-several files at once. Search this page for the noun of your change.
+several files at once. Search this page for the noun of your change. The packages of `src/klamm` come first, then the
+generated pages, measurements and tests.
 """
 
 
 def render() -> str:
     parts = [_HEAD]
-    for package, paths in _by_package().items():
+    for package, paths in _by_folder(SOURCE, _product_files()).items():
         parts.append(f"\n## {package}\n\n| file | content | defines |\n|---|---|---|\n")
-        parts.extend(_row(path) for path in paths)
+        parts.extend(f"| `{path.name}` | {_content(path)} | {_defined(path)} |\n" for path in paths)
+    others = (path for name in _OTHER_FOLDERS for path in (ROOT / name).rglob("*.py") if path.name not in _LEFT_OUT)
+    for folder, paths in _by_folder(ROOT, others).items():
+        parts.append(f"\n## {folder}\n\n| file | content |\n|---|---|\n")
+        parts.extend(f"| `{path.name}` | {_content(path)} |\n" for path in paths)
     return "".join(parts)
 
 
-def _by_package() -> dict[str, list[Path]]:
-    packages: dict[str, list[Path]] = {}
-    for path in sorted(_files(), key=lambda path: (path.parent, path.name)):
-        folder = path.parent.relative_to(SOURCE).as_posix()
-        packages.setdefault("single modules" if folder == "." else folder, []).append(path)
-    return packages
-
-
-def _files() -> Iterator[Path]:
+def _product_files() -> Iterator[Path]:
     yield from (path for path in SOURCE.rglob("*.py") if path.name not in _LEFT_OUT)
     yield from _FRONT_END.glob("*.js")
 
 
-def _row(path: Path) -> str:
-    text, defined = _python(path) if path.suffix == ".py" else (_script(path), [])
-    names = ", ".join(f"`{name}`" for name in defined)
-    return f"| `{path.name}` | {text.replace('|', chr(92) + '|')} | {names} |\n"
+def _by_folder(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    folders: dict[str, list[Path]] = {}
+    for path in sorted(files, key=lambda path: (path.parent, path.name)):
+        folder = path.parent.relative_to(root).as_posix()
+        folders.setdefault("single modules" if folder == "." else folder, []).append(path)
+    return folders
 
 
-def _python(path: Path) -> tuple[str, list[str]]:
-    tree = ast.parse(path.read_text())
-    names = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
-    return _first_paragraph(ast.get_docstring(tree) or ""), names
+def _content(path: Path) -> str:
+    text = ast.get_docstring(_tree(path)) or "" if path.suffix == ".py" else _opening_comment(path)
+    return " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
 
 
-def _script(path: Path) -> str:
-    """The comment at the top of a module of the viewer."""
-    lines = []
-    for line in path.read_text().splitlines():
-        if not line.startswith("//"):
-            break
-        lines.append(line.removeprefix("//").strip())
-    return _first_paragraph("\n".join(lines))
+def _defined(path: Path) -> str:
+    names = [node.name for node in _tree(path).body if isinstance(node, DEFINITIONS)] if path.suffix == ".py" else []
+    return ", ".join(f"`{name}`" for name in names if not name.startswith("_"))
 
 
-def _first_paragraph(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split())
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _opening_comment(path: Path) -> str:
+    lines = takewhile(lambda line: line.startswith("//"), path.read_text().splitlines())
+    return "\n".join(line.removeprefix("//").strip() for line in lines)
