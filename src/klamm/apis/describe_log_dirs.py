@@ -7,12 +7,11 @@ has `is_future_key` and the number of records that it is behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import needs_cluster
-from klamm.apis.slices import each, each_partition
+from klamm.apis.slices import each_partition, each_taken
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
 from klamm.model import TopicPartition
@@ -43,8 +42,7 @@ def _describe(broker: Broker, req: DescribeLogDirsRequest) -> Steps[DescribeLogD
         if (future := broker.logs.futures.logs.get(log.topic_partition)) is not None:
             by_dir.setdefault(future.log_dir, []).append(future)
 
-    asked = yield from _asked_logs(broker, req)
-    yield from each(asked, sort_out)
+    yield from each_taken((yield from _asked_logs(broker, req)), sort_out)
     results: list[DescribeLogDirsResult] = []
     for log_dir in list(broker.logs.dirs.live):
         results.append((yield from _live(broker, log_dir.path, by_dir.get(log_dir.path, []))))
@@ -55,7 +53,7 @@ def _describe(broker: Broker, req: DescribeLogDirsRequest) -> Steps[DescribeLogD
     return DescribeLogDirsResponse(throttle_time_ms=0, results=results)
 
 
-def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Steps[Iterable[Log]]:
+def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Steps[list[Log]]:
     if req.topics is None:
         return list(broker.logs.logs.values())
     asked: dict[TopicPartition, Log] = {}
@@ -66,7 +64,7 @@ def _asked_logs(broker: Broker, req: DescribeLogDirsRequest) -> Steps[Iterable[L
             asked[tp] = log
 
     yield from each_partition(req.topics, lambda topic: topic.partitions, add, lambda *_: None)
-    return asked.values()
+    return list(asked.values())
 
 
 def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDirsResult]:
@@ -76,7 +74,7 @@ def _live(broker: Broker, log_dir: str, logs: list[Log]) -> Steps[DescribeLogDir
         if (partition := _partition(broker, log)) is not None:
             topics.setdefault(log.topic_partition.topic, []).append(partition)
 
-    yield from each(logs, add, _SLICE)
+    yield from each_taken(logs, add, _SLICE)
     total_bytes, usable_bytes = broker.logs.dirs.usage(log_dir)
     return DescribeLogDirsResult(
         error_code=ErrorCode.NONE,

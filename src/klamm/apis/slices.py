@@ -54,6 +54,20 @@ def each(items: Iterable[A], answer: Callable[[A], B], size: int = SLICE) -> Ste
     return of_chunks(chunks)
 
 
+def each_taken(items: list[A], answer: Callable[[A], object], size: int = SLICE) -> Steps[None]:
+    """Take the items out of the list from its end and call `answer` with each, `size` items per slice.
+
+    A list that is freed at once with very many items would hold the loop: each one's count of references changes.
+    """
+    while items:
+        some = items[-size:]
+        del items[-size:]
+        for item in reversed(some):
+            answer(item)
+        if items:
+            yield
+
+
 def each_partition(
     topics: Iterable[T],
     partitions: Callable[[T], Iterable[P]],
