@@ -19,15 +19,18 @@ _SYNONYM_UNITS = {
     "log.roll.hours": _HOURS,
     "log.roll.jitter.hours": _HOURS,
 }
-KEEP_RECORDS: Final = MappingProxyType({"retention.ms": "-1", "retention.bytes": "-1"})
-"""Used for a topic whose configuration cannot be decoded: the default could delete records that the topic keeps."""
+KEEP_RECORDS: Final = MappingProxyType({"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"})
+"""Used for a topic whose configuration cannot be decoded: the default could delete records that the topic keeps.
+
+Compaction deletes records, too, so a default policy of `compact` does not apply.
+"""
 _LONGEST_MS: Final = str(100 * 365 * 24 * _HOURS)
 """Its sum with a time fits into 64 bits."""
 SAFE_VALUES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "retention.ms": {"retention.ms": "-1"},
         "retention.bytes": {"retention.bytes": "-1"},
-        "cleanup.policy": {"cleanup.policy": "delete", **KEEP_RECORDS},
+        "cleanup.policy": KEEP_RECORDS,
         "delete.retention.ms": {"delete.retention.ms": _LONGEST_MS},
         "min.compaction.lag.ms": {"min.compaction.lag.ms": _LONGEST_MS},
     }

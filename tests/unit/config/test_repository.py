@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from klamm.config import DEFAULT_BROKER, ConfigRepository, KafkaConfig, validate_broker_config
+from klamm.config.topic_config import KEEP_RECORDS
 
 
 def repository() -> ConfigRepository:
@@ -134,3 +135,11 @@ def test_an_invalid_default_policy_keeps_the_records_of_topics_with_a_retention_
     assert configs.topic_config("d")["retention.ms"] == "1000"
     configs.set_broker(DEFAULT_BROKER, {"log.cleanup.policy": "delete"})
     assert configs.topic_config("t")["retention.ms"] == "1000"
+
+
+def test_a_topic_that_keeps_its_records_is_not_compacted_by_default() -> None:
+    """Compaction would delete records that have the same key, or none."""
+    configs = ConfigRepository(KafkaConfig({"broker.id": 1, "log.cleanup.policy": "compact"}))
+    configs.set_topic("t", KEEP_RECORDS)
+    effective = configs.topic_config("t")
+    assert [effective[key] for key in ("cleanup.policy", "retention.ms", "retention.bytes")] == ["delete", "-1", "-1"]
