@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from klamm.controller import former_members, reassignment, replica_state_machine, store
 from klamm.controller.broker_changes import on_replicas_become_offline, on_replicas_come_back
@@ -24,6 +25,8 @@ from klamm.model import LeaderAndIsr, LeaderRecoveryState, TopicPartition
 from klamm.zk.model import paths
 from klamm.zk.model.znodes import ZnodeFormatError, decode_log_dir_event, decode_partitions
 
+_OTHER_VERSION: Final = (ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.NOT_CONTROLLER)
+
 
 def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[None]:
     """Leaders change their ISR through the controller. The leader gets the answer, the others the metadata."""
@@ -34,6 +37,7 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
     results: dict[int, AlterPartitionResult] = {}
     wanted: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
     seen: set[TopicPartition] = set()
+    estranged: list[TopicPartition] = []
     for index, item in enumerate(event.partitions):
         topic = item.topic or ctx.topics.names.get(item.topic_id, "")
         tp = TopicPartition(topic, item.partition)
@@ -41,9 +45,11 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
         seen.add(tp)
         if isinstance(outcome, ErrorCode) or outcome is None:
             results[index] = _result(ctx, item, tp, outcome or ErrorCode.NONE)
+            if outcome in _OTHER_VERSION and _is_estranged(ctx, event.broker_id, item, tp):
+                estranged.append(tp)
         else:
             wanted[tp] = (index, outcome)
-    written = yield from _write(ctx, {tp: state for tp, (_, state) in wanted.items()})
+    written, recreated = yield from _write(ctx, {tp: state for tp, (_, state) in wanted.items()})
     for tp, (index, _) in wanted.items():
         error = ErrorCode.NONE if tp in written else ErrorCode.UNKNOWN_SERVER_ERROR  # The leader asks again.
         results[index] = _result(ctx, event.partitions[index], tp, error)
@@ -51,6 +57,7 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
         yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=written).send()
     yield Reply(AlterPartitionResults(partitions=tuple(results[i] for i in range(len(event.partitions)))))
     yield from reassignment.maybe_complete(ctx, written)
+    yield from _renew(ctx, estranged + recreated)
 
 
 def _judge(
@@ -82,6 +89,18 @@ def _judge(
     return replace(current, isr=item.new_isr, leader_recovery_state=recovery)
 
 
+def _is_estranged(ctx: ControllerContext, leader: int, item: AlterPartitionItem, tp: TopicPartition) -> bool:
+    """Whether the state was written by somebody else, so that its leader knows another version of it.
+
+    A leader ignores the state of a leader epoch that it has, and its own changes are refused: only a new epoch helps.
+    """
+    state = ctx.states.leadership.get(tp)
+    if state is None or (state.controller_epoch == ctx.epoch and tp not in ctx.states.adopted):
+        return False
+    current = state.leader_and_isr
+    return (current.leader, current.leader_epoch) == (leader, item.leader_epoch)
+
+
 def _is_well_formed(item: AlterPartitionItem, leader: int) -> bool:
     """An ISR contains the leader, no duplicates, and, if broker epochs are given, one per member."""
     epochs = item.isr_broker_epochs
@@ -101,22 +120,30 @@ def _is_eligible(ctx: ControllerContext, item: AlterPartitionItem, tp: TopicPart
     return True
 
 
-def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -> Steps[list[TopicPartition]]:
+def _write(
+    ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]
+) -> Steps[tuple[list[TopicPartition], list[TopicPartition]]]:
     """Compare and swap at the version the leader knows.
 
     Only this controller writes the states: its epoch fences others. So a state of another version was written by
     somebody else, and its ISR is not believed. With the same leader and leader epoch the new ISR replaces it.
     Otherwise nothing is written until the state is restored.
+
+    Return the written partitions, and those whose znode was created again: the leader would ignore the low version.
     """
+
+    def is_same(new: LeaderAndIsr, state: LeaderAndIsr) -> bool:
+        return (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
         new = wanted[tp]
-        is_same = (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)
-        return new.with_partition_epoch(state.partition_epoch) if is_same else None
+        is_replaced = is_same(new, state) and state.partition_epoch >= new.partition_epoch
+        return new.with_partition_epoch(state.partition_epoch) if is_replaced else None
 
     updated = yield from store.update_states(ctx, list(wanted), decide)
     yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in updated.changed.items()])
-    for tp in wanted.keys() - updated.changed.keys() - updated.refused.keys():
+    recreated = [tp for tp, state in updated.unchanged.items() if is_same(wanted[tp], state.leader_and_isr)]
+    for tp in wanted.keys() - updated.changed.keys() - updated.refused.keys() - set(recreated):
         if tp not in ctx.states.foreign:
             ctx.states.foreign.add(tp)
             yield Note(
@@ -127,7 +154,28 @@ def _write(ctx: ControllerContext, wanted: dict[TopicPartition, LeaderAndIsr]) -
     ctx.states.foreign.difference_update(updated.changed)
     for tp in updated.changed:
         ctx.suspects.on_leader_answered(tp)  # it knows its epoch, or it would not ask
-    return list(updated.changed)
+    return list(updated.changed), recreated
+
+
+def _renew(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
+    """Give these leaders a new epoch: with it they adopt the version of their state."""
+    tps = [tp for tp in tps if not ctx.deletions.is_queued(tp.topic)]
+    if not tps:
+        return
+
+    def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
+        known = ctx.states.leadership[tp].leader_and_isr
+        if (state.leader, state.leader_epoch) != (known.leader, known.leader_epoch):
+            return None
+        isr = known.isr if known.leader in known.isr else (known.leader, *known.isr)
+        return known.with_leader(known.leader, isr).with_partition_epoch(state.partition_epoch)
+
+    updated = yield from store.update_states(ctx, tps, decide)
+    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in updated.changed.items()])
+    for tp in updated.changed:
+        yield Note(f"{paths.partition_state_path(*tp)} was changed by somebody else: {tp} has a new leader epoch")
+    updates = [LeaderAndIsrUpdate(ctx.topics.assignment(tp).replicas, tp) for tp in updated.changed]
+    yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
 
 
 def _result(
@@ -156,7 +204,7 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
         except ZnodeFormatError as error:
             yield Note(str(error), True)
     states = yield from store.read_states([tp for tp in tps if ctx.topics.has_assignment(tp)])
-    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in states.items()])
+    yield from report_leadership([ctx.states.adopt_leadership(tp, state) for tp, state in states.items()])
     staying = (tp for tp in states if not ctx.deletions.is_queued(tp.topic))
     unassigned = [tp for tp in staying if replica_state_machine.has_unassigned_isr(ctx, tp)]
     yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})

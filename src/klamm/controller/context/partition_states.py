@@ -25,6 +25,8 @@ class PartitionStates:
         self._deletions = deletions
         self.foreign: set[TopicPartition] = set()
         """Partitions whose znodes hold a leadership that this controller did not write."""
+        self.adopted: set[TopicPartition] = set()
+        """Partitions whose cached states somebody else wrote in this controller's term: their leaders know others."""
         self._leadership: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
         self._by_leader: dict[int, dict[TopicPartition, None]] = {}
         self._imbalanced: set[TopicPartition] = set()
@@ -62,6 +64,8 @@ class PartitionStates:
         """
         old = self._leadership.get(tp)
         self._leadership[tp] = state
+        if self.adopted:
+            self.adopted.discard(tp)
         leader = state.leader_and_isr.leader
         if old is None or old.leader_and_isr.leader != leader:
             if old is not None:
@@ -74,6 +78,14 @@ class PartitionStates:
         if not election and (old is None or old == state):
             return None
         return LeadershipChange(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
+
+    def adopt_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch) -> LeadershipChange | None:
+        """Cache a state as `put_leadership` does, whose znode this controller has read and left unchanged."""
+        old = self._leadership.get(tp)
+        change = self.put_leadership(tp, state)
+        if old is not None and old.leader_and_isr.partition_epoch != state.leader_and_isr.partition_epoch:
+            self.adopted.add(tp)
+        return change
 
     def start_leadership(self, states: Mapping[TopicPartition, LeaderIsrAndControllerEpoch]) -> None:
         """Cache states that a new controller reads for the first time, as `put_leadership` would one by one."""
@@ -206,6 +218,7 @@ class PartitionStates:
 
     def remove_partition(self, tp: TopicPartition) -> None:
         self.foreign.discard(tp)
+        self.adopted.discard(tp)
         old = self._leadership.pop(tp, None)
         if old is not None:
             self._discard_led(old.leader_and_isr.leader, tp)

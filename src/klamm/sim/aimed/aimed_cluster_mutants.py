@@ -40,8 +40,20 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "restored_states_freeze_the_isr": aimed(
         "forged partition state",
         "klamm.controller.isr_changes",
-        "is_same = (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)",
-        "is_same = state.partition_epoch == new.partition_epoch",
+        "        return (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)\n",
+        "        return state.partition_epoch == new.partition_epoch\n",
+    ),
+    "states_of_another_term_freeze_the_isr": aimed(
+        "forged partition state before a failover",
+        "klamm.controller.isr_changes",
+        "    if state is None or (state.controller_epoch == ctx.epoch and tp not in ctx.states.adopted):\n",
+        "    if state is None or tp not in ctx.states.adopted:\n",
+    ),
+    "adopted_states_freeze_the_isr": aimed(
+        "forged partition state before a death",
+        "klamm.controller.isr_changes",
+        "    if state is None or (state.controller_epoch == ctx.epoch and tp not in ctx.states.adopted):\n",
+        "    if state is None or state.controller_epoch == ctx.epoch:\n",
     ),
     # --- file descriptors
     "unwritten_batches_are_forgotten": aimed(
