@@ -22,12 +22,14 @@ from klamm.protocol.messages.delete_acls import (
     DeleteAclsRequest,
     DeleteAclsResponse,
 )
-from klamm.security.acl.bindings import AclBinding, AclOperation, BindingFilter, ResourcePattern
+from klamm.security.acl.bindings import AclBinding, AclEntry, AclOperation, BindingFilter, ResourcePattern
 from klamm.security.acl.rules import Entries
 from klamm.waiting import Steps, begin, result_of
 
 _AT_ONCE: Final = 2_000
 """Comparisons of a resource with a filter before the loop serves others."""
+_Numbered = tuple[int, BindingFilter]
+"""A filter and its place in the request."""
 
 
 def handle(broker: Broker, ctx: RequestContext, req: DeleteAclsRequest) -> Any:
@@ -45,10 +47,11 @@ def _delete_all(broker: Broker, acls: Acls, req: DeleteAclsRequest) -> Steps[Del
     deleted: dict[AclBinding, BindingFilter] = {}
     outcomes: dict[ResourcePattern, Outcome] = {}
     for resource, applying in (yield from _resources(acls, usable)).items():
+        in_order = [chosen for _, chosen in sorted(applying)]
 
-        def kept(before: Entries, resource: ResourcePattern = resource, applying: Any = applying) -> Entries:
+        def kept(before: Entries, resource: ResourcePattern = resource, in_order: Any = in_order) -> Entries:
             """Called again after a concurrent write. This request may have removed entries of an earlier call."""
-            removed = {entry: chosen for entry in before for chosen in applying if chosen.entry.matches(entry)}
+            removed = {entry: chosen for entry in before if (chosen := _first(in_order, entry)) is not None}
             for entry, chosen in removed.items():
                 deleted.setdefault(AclBinding(resource, entry), chosen)
             return before - removed.keys()
@@ -62,19 +65,24 @@ def _delete_all(broker: Broker, acls: Acls, req: DeleteAclsRequest) -> Steps[Del
     return DeleteAclsResponse(filter_results=[_result(chosen, by_filter) for chosen in filters])
 
 
-def _resources(acls: Acls, filters: list[BindingFilter]) -> Steps[dict[ResourcePattern, list[BindingFilter]]]:
+def _first(filters: list[BindingFilter], entry: AclEntry) -> BindingFilter | None:
+    """Return the filter whose result names the entry: the first that selects it, as in Kafka."""
+    return next((chosen for chosen in filters if chosen.entry.matches(entry)), None)
+
+
+def _resources(acls: Acls, filters: list[BindingFilter]) -> Steps[dict[ResourcePattern, list[_Numbered]]]:
     """Return the resources that may have matching entries, with the filters that apply to each."""
-    found: dict[ResourcePattern, list[BindingFilter]] = {}
+    found: dict[ResourcePattern, list[_Numbered]] = {}
     wide = []
-    for chosen in filters:
-        named = chosen.resource.named()
+    for numbered in enumerate(filters):
+        named = numbered[1].resource.named()
         for resource in named:
-            found.setdefault(resource, []).append(chosen)
+            found.setdefault(resource, []).append(numbered)
         if not named:
-            wide.append(chosen)
+            wide.append(numbered)
     room = _AT_ONCE
     for resource in acls.authorizer.rules.resources() if wide else ():
-        applying = [chosen for chosen in wide if chosen.resource.matches(resource)]
+        applying = [numbered for numbered in wide if numbered[1].resource.matches(resource)]
         if applying:
             found.setdefault(resource, []).extend(applying)
         room -= len(wide)
