@@ -68,6 +68,11 @@ PRIVATE = re.compile(r"(?!_asdict$|_fields$|_make$|_replace$)_[^_](.*[^_])?")
 FOREIGN = {"KafkaError._PARTITION_EOF", "frame._jdf", "spark._jsparkSession", "spark._jvm", "sys._getframe"}
 FOREIGN |= {"os._exit", "spark.sparkContext._gateway", "task._log_destroy_pending"}
 """Attributes of other libraries that are private by name only, or without which a feature is impossible."""
+SAME_CLASS = {
+    "klamm.local.drill_network": "self.other",
+    "klamm.sim.network": "self.peer",
+}
+"""Attributes that hold another object of their own class, which may use its private attributes."""
 
 STILL_TO_MEND: tuple[str, ...] = ()
 
@@ -117,7 +122,7 @@ def long_constructors() -> Iterator[str]:
 
 
 def private_accesses() -> Iterator[str]:
-    """`x._y` where x is neither self nor cls, unless the class around it declares `_y` itself."""
+    """`x._y` where x is neither self nor cls, unless the class around it declares `_y` itself and x may be of it."""
     for module in modules():
         yield from _accesses(module, module.tree, frozenset())
 
@@ -127,9 +132,11 @@ def _accesses(module: Module, node: ast.AST, own: frozenset[str]) -> Iterator[st
         if isinstance(child, ast.ClassDef):
             yield from _accesses(module, child, _declared(child))
             continue
-        if isinstance(child, ast.Attribute) and PRIVATE.fullmatch(child.attr) and child.attr not in own:
+        if isinstance(child, ast.Attribute) and PRIVATE.fullmatch(child.attr):
             base = ast.unparse(child.value)
-            if base not in ("self", "cls", "super()") and f"{base}.{child.attr}" not in FOREIGN:
+            # A class has parts of other classes: that both have such an attribute is a coincidence.
+            is_own = child.attr in own and ("." not in base or base == SAME_CLASS.get(module.name))
+            if base not in ("self", "cls", "super()") and not is_own and f"{base}.{child.attr}" not in FOREIGN:
                 yield f"private: {module.name} {base}.{child.attr}"
         yield from _accesses(module, child, own)
 

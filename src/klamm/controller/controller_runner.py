@@ -55,6 +55,14 @@ class ControllerHandle:
         self.active_controller_id = NO_CONTROLLER
         self.broker_epoch = UNKNOWN_BROKER_EPOCH
 
+    def open(self, put: Callable[[Event[Any], Callable[[Any], object]], bool]) -> None:
+        """Accept events from now on: the control loop runs."""
+        self._put = put
+
+    def close(self) -> None:
+        """Refuse events from now on."""
+        self._put = None
+
     def submit(self, event: Event[R], timeout_ms: int | None = None) -> asyncio.Future[R]:
         """Put an event. The future is resolved on the broker loop, with a refusal if the control loop does not run.
 
@@ -141,11 +149,11 @@ class ControllerRunner:
         self._thread = threading.Thread(target=self._run_thread, args=(config, ready), name=THREAD_NAME, daemon=True)
         self._thread.start()
         ready.wait()
-        self.handle._put = self._put
+        self.handle.open(self._put)
 
     async def stop(self) -> None:
         """Refuse queued events, stop the senders, end the thread. `/controller` is deleted with the session."""
-        self.handle._put = None
+        self.handle.close()
         if self._loop is None or self._manager is None or self._finished is None or self._thread is None:
             return
         post(self._loop, self._manager.close)

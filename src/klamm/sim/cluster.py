@@ -22,7 +22,6 @@ from klamm import acl_changes
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
 from klamm.controller.config import BLOCK_SIZE
-from klamm.controller.task_runner import ControllerTaskRunner
 from klamm.coordinator.transaction.transaction_metadata import MAX_PRODUCER_EPOCH
 from klamm.errors import KlammError
 from klamm.log.memory_files import MemoryFiles
@@ -32,6 +31,7 @@ from klamm.server.kafka_server import KafkaServer
 from klamm.server.running import Running
 from klamm.sim.checkers import Checkers, require
 from klamm.sim.cluster_watch import ClusterWatch
+from klamm.sim.controller_task import ControllerTaskRunner
 from klamm.sim.history import History
 from klamm.sim.loop import PROCESS, SimClock, SimExecutor, SimLoop, SimProcess, running_as
 from klamm.sim.network import Network

@@ -1,4 +1,4 @@
-"""The controller as a task on the broker loop, for the simulator."""
+"""The controller as a task on the broker loop, instead of a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ControllerTaskRunner(ControllerRunner):
     def start(self, config: ControllerConfig) -> None:
         manager, channels = self._open(config)
         self._task = self._broker_loop.create_task(_serve(manager, channels), name="controller-event-loop")
-        self.handle._put = self._put
+        self.handle.open(self._put)
 
     async def stop(self) -> None:
-        self.handle._put = None
+        self.handle.close()
         if self._manager is not None and self._task is not None:
             self._manager.close()
             await self._task
