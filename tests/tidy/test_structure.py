@@ -231,6 +231,13 @@ def test_each_meter_of_topics_is_written_in_one_module() -> None:
     assert {meter: found for meter, found in writers.items() if len(found) != 1} == {}
 
 
+def test_authentications_are_counted_by_the_gate() -> None:
+    writes = re.compile(r"\bcounts\.\w+ [+-]?= ")
+    assert {m.name for m in modules() if m.name.startswith("klamm.network.") and writes.search(m.text)} == {
+        "klamm.network.gate"
+    }
+
+
 @pytest.mark.parametrize("name", ["threading.Barrier", "_thread.allocate_lock", "multiprocessing.Lock"])
 def test_there_are_no_rarer_locks(name: str) -> None:
     assert not [module.place for module in modules() if name in module.text]

@@ -202,6 +202,10 @@ class Gate:
         self.session = session
         context.principal = f"User:{session.user}"
 
+    def count_failure(self) -> None:
+        """Count an authentication that failed: also a TLS handshake, or one that took too long."""
+        self.security.counts.failed += 1
+
     def _fail(self, exchange: SaslServerAuthenticator, problem: str) -> Answer:
         exchange.fail(problem)
         return Answer(problem=self._end_if_failed(exchange))
@@ -211,7 +215,7 @@ class Gate:
             return None
         self.is_closed = True
         if self.session is None or self._is_peer:
-            self.security.counts.failed += 1
+            self.count_failure()
         else:
             self.security.counts.failed_again += 1
         return exchange.problem

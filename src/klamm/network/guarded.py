@@ -78,7 +78,7 @@ class GuardedProtocol(PausableProtocol):
         self._deadline = None
         if self.gate.is_closed and self.gate.session is None:
             self.log_refusal(logging.INFO, "Closing", "it has not authenticated in time")
-            self.gate.security.counts.failed += 1
+            self.gate.count_failure()
             if not self.paused & AUTHENTICATION:  # A peer that the broker lets wait has not failed.
                 self.gate.security.budget.note_failure(self.context.client_host, self._monotonic())
             self.abort()

@@ -125,7 +125,7 @@ class TlsHandshakes:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError as error:
-            security.counts.failed += 1
+            connection.gate.count_failure()
             if is_failed_authentication(error):
                 self._take_from_budget(connection)
             connection.log_refusal(logging.INFO, "Closing", f"its TLS handshake failed: {explained(error)}")
@@ -140,7 +140,7 @@ class TlsHandshakes:
         if connection.gate.pass_certificate(certificate):
             connection.admit()
             return
-        security.counts.failed += 1
+        connection.gate.count_failure()
         self._take_from_budget(connection)
         reason = "no rule of ssl.principal.mapping.rules matches its certificate"
         connection.log_refusal(logging.INFO, "Closing", reason)

@@ -15,7 +15,7 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 
 
 class AuthenticationCounts:
-    """The outcomes of the authentications of one listener. Only its connections write it."""
+    """The outcomes of the authentications of one listener. Only the gates of its connections write it."""
 
     __slots__ = ("expired", "failed", "failed_again", "succeeded", "succeeded_again", "without_reauthentication")
 
