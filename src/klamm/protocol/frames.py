@@ -278,12 +278,3 @@ def prepend_response_header(header_version: int, correlation_id: int, parts: lis
     size = 4 + header_version + sum(map(len, parts))
     parts.insert(0, RESPONSE_HEADERS[header_version].pack(size, correlation_id))
     return size + 4
-
-
-def framed(header: bytes, body: list[BytesLike]) -> list[BytesLike]:
-    """Return the frame of an encoded header and an encoded body. Several receivers may share the body."""
-    size = len(header) + sum(map(len, body))
-    first = _SIZE.pack(size) + header
-    if body and len(body[0]) <= STASH_BYTES:
-        return [b"".join((first, body[0])), *body[1:]]
-    return [first, *body]

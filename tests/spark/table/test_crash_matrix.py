@@ -23,9 +23,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import klamm.spark as ks
-from klamm.spark.tables.read import table_files
 from klamm.testing import LocalCluster
 from tests.support.calm import kill_at_once
+from tests.support.table_files import table_files
 
 TopicFactory = Callable[..., str]
 HERE = Path(__file__).parent

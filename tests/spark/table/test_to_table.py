@@ -23,9 +23,9 @@ from klamm.spark.source.checkpoint_files import SparkCheckpoint
 from klamm.spark.source.checkpoint_locations import CheckpointError
 from klamm.spark.tables.existing import allow_append
 from klamm.spark.tables.maintenance import compact, history, vacuum
-from klamm.spark.tables.read import table_files
 from klamm.testing import LocalCluster
 from tests.support.remote_checkpoints import mounted
+from tests.support.table_files import table_files
 
 TopicFactory = Callable[..., str]
 NEW_YEAR_MS = int(datetime(2025, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -284,7 +284,7 @@ def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_is_not(sync:
 
     (local / "commits" / "1").unlink()
     run()
-    assert ids(sync.path) == [0, 1, 2, 3], "Spark repeats the batch: it was not told of its commit"
+    assert ids(sync.path) == [0, 1, 2, 3], "Spark repeats the batch: it does not know of its commit"
 
     shutil.rmtree(local)
     shutil.copytree(older, local)

@@ -30,12 +30,6 @@ def open_table(path: str | Path, version: int | None = None) -> DeltaTable:
         raise KlammError(f"The table at {place} cannot be read: {error}.") from None
 
 
-def table_files(path: str | Path, version: int | None = None) -> list[str]:
-    """Return the table's Parquet files, for readers without Delta support."""
-    place = local_path(str(path))
-    return [str(place / name) for name in file_names(open_table(path, version))]
-
-
 def file_names(found: DeltaTable) -> list[str]:
     return [str(name) for name in found.get_add_actions(flatten=True).column("path").to_pylist()]
 
