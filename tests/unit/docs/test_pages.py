@@ -17,6 +17,7 @@ from docgen.pages import PAGES
 from docgen.transaction_rules import RULES
 from klamm.controller import events
 from klamm.sim.transactions.txn_mutants import TRANSACTION_MUTANTS
+from klamm.testing import LocalCluster
 from tests.support.source_tree import ROOT, text_files
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -78,6 +79,11 @@ def test_every_mutant_of_transactions_belongs_to_one_rule() -> None:
     named = [name for rules in RULES.values() for rule in rules for name in rule.mutants]
     assert len(named) == len(set(named))
     assert set(named) == set(TRANSACTION_MUTANTS), "describe these in docgen/transaction_rules.py, then run: make docs"
+
+
+def test_the_page_of_klamm_testing_has_every_public_name() -> None:
+    named = set(re.findall(r"\w+", (ROOT / "docs/reference/testing.md").read_text()))
+    assert not [name for name in vars(LocalCluster) if not name.startswith("_") and name not in named]
 
 
 def test_no_metric_is_described_twice() -> None:
