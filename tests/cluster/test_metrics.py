@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from klamm.controller.controller_runner import THREAD_NAME
 from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -196,6 +197,12 @@ def test_resources_are_those_of_the_process(cluster: LocalCluster, metrics: Metr
     assert 0 <= found.get("klamm_log_logmanager_diskusablebytes", logDirectory=path) <= usage.total
     assert found.get("kafka_log_logmanager_logdirectoryoffline", logDirectory=path) == 0
     assert found.get("kafka_log_logmanager_offlinelogdirectorycount") == 0
+
+
+def test_threads_of_a_broker_have_their_names(cluster: LocalCluster) -> None:
+    """ARCHITECTURE lists them. Linux keeps 15 bytes of a name."""
+    names = {path.read_text().rstrip() for path in Path(f"/proc/{cluster.pid(1)}/task").glob("*/comm")}
+    assert {THREAD_NAME[:15], "zookeeper"} <= names
 
 
 def test_connections_are_counted(cluster: LocalCluster, metrics: Metrics) -> None:
