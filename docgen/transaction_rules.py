@@ -308,10 +308,10 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         _rule("A transaction is open until all in-sync replicas have its marker", "an_unreplicated_end_is_stable"),
         _rule(
             "Readers of committed records receive the aborted transactions that concern them, by their first offset",
-            "aborted_transactions_are_not_told",
-            "followers_do_not_tell_aborts",
+            "aborted_transactions_are_not_listed",
+            "followers_list_no_aborts",
             "followers_have_no_aborted_list",
-            "ended_aborts_are_told",
+            "ended_aborts_are_listed",
             "aborts_are_listed_by_their_end",
             "aborts_are_listed_for_all_readers",
         ),

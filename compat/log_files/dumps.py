@@ -89,14 +89,14 @@ def compare(path: Path, lines: list[str]) -> int:
         case ".log":
             stored = list(batches(data))
             expected: list[object] = [batch_row(batch) for batch in stored]
-            told: list[object] = [_numbers(found.groups()) for line in lines if (found := BATCH.match(line))]
-            told_markers = [(f[1], int(f[2])) for line in lines if (f := MARKER.search(line))]
-            if told_markers != list(markers_of(stored)):
-                raise KlammError(f"{path.name}: markers {told_markers}")
+            reported: list[object] = [_numbers(found.groups()) for line in lines if (found := BATCH.match(line))]
+            reported_markers = [(f[1], int(f[2])) for line in lines if (f := MARKER.search(line))]
+            if reported_markers != list(markers_of(stored)):
+                raise KlammError(f"{path.name}: markers {reported_markers}")
         case ".txnindex":
             rows = [data[at : at + 34] for at in range(0, len(data), 34)]
             expected = [tuple(int.from_bytes(r[at : at + 8], "big") for at in range(2, 34, 8)) for r in rows]
-            told = [_numbers(found.groups()) for line in lines if (found := ABORTED.match(line))]
+            reported = [_numbers(found.groups()) for line in lines if (found := ABORTED.match(line))]
         case ".snapshot":
             expected = [
                 (
@@ -108,11 +108,11 @@ def compare(path: Path, lines: list[str]) -> int:
                 )
                 for entry in decode_snapshot(data)
             ]
-            told = [_numbers(found.groups()) for line in lines if (found := PRODUCER.match(line))]
+            reported = [_numbers(found.groups()) for line in lines if (found := PRODUCER.match(line))]
         case _:
             return len(lines)
-    if expected != told:
-        raise KlammError(f"{path.name}: klamm has {expected}, DumpLogSegments says {told or lines[:3]}")
+    if expected != reported:
+        raise KlammError(f"{path.name}: klamm has {expected}, DumpLogSegments reports {reported or lines[:3]}")
     return len(expected)
 
 
@@ -140,10 +140,10 @@ def check(name: str, directory: Path) -> bool:
 def checked(name: str, act: Callable[[], str]) -> bool:
     """Print whether the check passes, and then the text that it returns."""
     try:
-        told = act()
+        text = act()
     except (KlammError, KeyError) as error:
         print(f"not ok {name}: {' '.join(str(error).split())[:500]}", flush=True)
         return False
     print(f"ok {name}", flush=True)
-    print(f"  {told}", flush=True)
+    print(f"  {text}", flush=True)
     return True

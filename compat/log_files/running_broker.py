@@ -108,10 +108,11 @@ def _check_states(data_dir: Path) -> str:
     dumped = dump(files, "--transaction-log-decoder")
     states: dict[str, list[str]] = {}
     for path in files:
-        told = [_row(found) for line in dumped[str(path)] if (found := STATE.search(line))]
-        if told != (expected := _decoded(path)):
-            raise KlammError(f"{path}: klamm has {expected}, DumpLogSegments says {told or dumped[str(path)][:3]}")
-        for row in told:
+        reported = [_row(found) for line in dumped[str(path)] if (found := STATE.search(line))]
+        if reported != (expected := _decoded(path)):
+            shown = reported or dumped[str(path)][:3]
+            raise KlammError(f"{path}: klamm has {expected}, DumpLogSegments reports {shown}")
+        for row in reported:
             states.setdefault(row.transactional_id, []).append(row.state)
     ends = {it: [state for state in found if state.startswith("Complete")] for it, found in states.items()}
     if ends != {**{_name(it): [f"Complete{end}" for end in OUTCOMES] for it in VERSIONS}, OPEN: []}:

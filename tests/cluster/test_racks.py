@@ -152,7 +152,7 @@ def test_answers_of_leader_and_followers(cluster: LocalCluster, topic: str) -> N
     assert (data.preferred_read_replica, data.high_watermark) == (-1, 10) and data.records
     eventually(
         lambda: kio_fetch_from(cluster, near, topic, RACKS[near], 0).high_watermark == 10,
-        "the follower does not hear what is committed",
+        "the follower does not learn the high watermark",
     )
     data = kio_fetch_from(cluster, near, topic, RACKS[near], 0)
     assert (int(data.error_code), data.preferred_read_replica) == (0, -1) and data.records

@@ -29,8 +29,8 @@ SEED_MUTANTS = {name: mutant for name, mutant in CLUSTER_MUTANTS.items() if not 
 KNOWN_SEEDS = [int(words[0]) for words in FOUND if words]
 SEEDS, PART = (50, 10) if IS_LONG else (2, 2)
 SLOW_MUTANTS = {
-    "diverging_logs_are_not_told",
-    "end_is_told_before_it_is_known",
+    "diverging_logs_are_not_reported",
+    "end_is_returned_before_it_is_known",
     "log_end_is_not_the_end",
     "members_that_just_left_not_waited_for",
     "not_registered_again",

@@ -29,7 +29,7 @@ SEEDS = {3: 760, 5: 120, 4: 80, 2: 40, 1: 40, 7: 40} if IS_LONG else {3: 20, 5: 
 PARTS = [(first, brokers) for brokers, count in SEEDS.items() for first in range(0, count, PART)]
 SLOW_MUTANTS = {
     "epochs_of_logs_not_compared",
-    "log_end_told_while_leading",
+    "log_end_reported_while_leading",
     "suspect_stays_in_the_isr",
     "unclean_configuration_ignored",
     "wait_for_missing_members_never_ends",

@@ -111,7 +111,7 @@ class Chaos:
         finally:
             for worker in workers:
                 worker.stop()
-            # librdkafka's close has been seen to wait for ever after many rebalances, in a group that had let it go
+            # librdkafka's close has been seen to wait for ever after many rebalances, in a group that it had left
             self.left_behind = [worker.name for worker in workers if not worker.join(CLOSE_S)]
 
     # --- faults ---

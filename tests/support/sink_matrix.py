@@ -190,7 +190,7 @@ def crashes_of_drivers(matrix: SinkMatrix) -> None:
     accidents = (("after_rows", 5, "fail"), ("before_rows", 6, "worker"), ("after_rows", 7, "worker"))
     assert matrix.run(*accidents) == 0, matrix.said()
     matrix.check()
-    assert len(matrix.read("read_uncommitted")) > matrix.produced, "aborted records are there, for who asks"
+    assert len(matrix.read("read_uncommitted")) > matrix.produced, "readers of uncommitted records see the aborted ones"
 
 
 def crashes_of_executors(matrix: SinkMatrix) -> None:

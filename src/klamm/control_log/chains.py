@@ -111,7 +111,7 @@ def _session_steps(change: Record, events: Sequence[Record], found: Sequence[Rec
 
 
 def _event_steps(change: Record, events: Sequence[Record]) -> Iterable[ChainStep]:
-    """A number counts in one process: of several events with it, the last before the change is meant."""
+    """Numbers repeat in each process: of several events with one number, the last before the change counts."""
     queued = [it for it in events if it["kind"] == "event_queued" and it["at_ms"] <= change["at_ms"]]
     started = [it for it in events if it["kind"] == "event_started" and it["at_ms"] <= change["at_ms"]]
     if queued:

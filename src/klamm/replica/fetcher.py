@@ -300,7 +300,7 @@ class ReplicaFetcher:
             self._delay(state)
 
     def _append(self, state: PartitionFetchState, data: PartitionData) -> None:
-        assert state.fetch_offset == state.log.log_end_offset, f"{state.tp} was changed by somebody else"
+        assert state.fetch_offset == state.log.log_end_offset, f"{state.tp} was changed meanwhile"
         records: Any = data.records if data.records is not None else b""
         result = state.partition.append_records_to_follower(records, data.high_watermark, data.log_start_offset)
         if result.error:

@@ -163,7 +163,7 @@ class AimedFaults:
         controller, follower, partition = found
         cluster, tp, replicas = self._cluster, partition.topic_partition, list(partition.isr)
         epoch, late_s = partition.leader_epoch, cluster.loop.time() + LATE_S
-        self._note(f"{follower.host} hears at {late_s:.3f} that it shall delete {tp}, which it has again by then")
+        self._note(f"a request to delete {tp} reaches {follower.host} at {late_s:.3f}, after {tp} has returned")
         cluster.network.hold(controller.host, follower.host, _is_deletion, late_s)
         client = Client("mover", cluster.addresses, Random(cluster.rng.getrandbits(64)))
         process = cluster.client_process("mover")

@@ -31,7 +31,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        self.pending_isr = isr\n        self.isr = isr\n",
         first=50,
     ),
-    "diverging_logs_are_not_told": Mutant(
+    "diverging_logs_are_not_reported": Mutant(
         _R + "partition_reader",
         "elif epoch < fetch.last_fetched_epoch or end_offset < fetch.fetch_offset:",
         "elif False:",
@@ -129,7 +129,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "            for reader in readers:\n                reader.on_change()\n",
         "            pass\n",
     ),
-    "end_is_told_before_it_is_known": Mutant(
+    "end_is_returned_before_it_is_known": Mutant(
         _R + "partition_reader",
         "    epoch_start = partition.leader_epoch_start_offset\n",
         "    epoch_start = None\n",

@@ -170,7 +170,7 @@ def run_cluster_seeds(
     scenario: NewScenario = Scenario,
     on_done: OnDone = ignore,
 ) -> ClusterSummary:
-    """Failing seeds are run again with their transcript, unless every run is `tracing`, which is meant for expected
+    """Failing seeds are run again with their transcript, unless every run is `tracing`, which suits expected
     failures.
 
     The search ends at the first failure that `stop_at` selects.

@@ -84,7 +84,7 @@ LOST_TAIL_MUTANTS: Final[dict[str, Mutant]] = {
         300,
         first=137,
     ),
-    "log_end_told_while_leading": Mutant(
+    "log_end_reported_while_leading": Mutant(
         "klamm.sim.broker_model",
         "elif mine is not None and mine.leader_epoch >= epoch:",
         "elif mine is not None:",

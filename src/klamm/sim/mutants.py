@@ -161,7 +161,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         600,
         first=11,
     ),
-    "new_addresses_not_told": Mutant(
+    "new_addresses_not_sent": Mutant(
         _C + "broker_changes",
         "        yield AddChannel(broker)\n        yield from send_live_brokers(ctx)\n",
         "        yield AddChannel(broker)\n",
@@ -183,7 +183,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         200,
         first=27,
     ),
-    "deletions_not_told_to_newcomers": Mutant(
+    "deletions_not_sent_to_newcomers": Mutant(
         _C + "request_batch",
         "    for tp in ctx.states.leadership:\n        states.append(",
         "    for tp in ctx.states.leadership:\n        if not ctx.deletions.is_queued(tp.topic): states.append(",

@@ -1,4 +1,4 @@
-"""Records on which a view fails: told with their place, or put aside into dead letters."""
+"""Records on which a view fails: reported with their place, or written to the dead letters."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_an_older_remote_checkpoint_is_refused_and_a_repeated_batch_or_a_new_che
     run()
     (local / "commits" / "1").unlink()
     run()
-    assert committed(spark, cluster, target) == ["a", "b"], "Spark repeats the batch: it was not told of its commit"
+    assert committed(spark, cluster, target) == ["a", "b"], "Spark repeats the batch: it does not know of its commit"
     shutil.rmtree(local)
     shutil.copytree(older, local)
     for value in ("c", "d"):

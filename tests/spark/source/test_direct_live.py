@@ -20,7 +20,7 @@ KEYS = 40
 
 @pytest.fixture(scope="module")
 def tidy() -> Iterator[LocalCluster]:
-    """One broker that looks after its logs all the time."""
+    """One broker that runs its log passes all the time."""
     config = {
         "log.retention.check.interval.ms": 50,
         "log.initial.task.delay.ms": 0,

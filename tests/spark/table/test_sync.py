@@ -1,4 +1,4 @@
-"""`klamm table` and `klamm schema`: a topic's table made, filled, looked after; the schema inferred and kept."""
+"""`klamm table` and `klamm schema`: a table is created, filled and maintained; the schema is inferred and kept."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_launched_process_ends_with_a_command_that_is_killed() -> None:
     )
     command = Popen([sys.executable, "-c", program], stdout=PIPE)
     assert command.stdout is not None
-    out = command.stdout.read()  # ends when both processes have let go of the pipe
+    out = command.stdout.read()  # ends when both processes have closed the pipe
     assert command.wait() == -signal.SIGKILL and int(out) > 0
     close(command)
 

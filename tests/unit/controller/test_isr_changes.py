@@ -1,4 +1,4 @@
-"""AlterPartition: what a leader may ask for, and what it is refused without harm to anybody else."""
+"""AlterPartition: changes that a leader may propose, and refusals that do not affect other partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that may have lost their tail: who leads, who waits, and what an ordinary failover costs."""
+"""Replicas that may have lost their tail: which one leads, which ones wait, and the cost of an ordinary failover."""
 
 from __future__ import annotations
 

@@ -483,7 +483,7 @@ class TestSlices:
         codes = [error.error_code for topic in done.topics for error in topic.partition_errors]
         assert len(codes) == MANY and set(codes) == {ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR}
         monkeypatch.undo()
-        assert sliced.stop_replica("t", MANY - 1).error_code == 0, "who comes later is served"
+        assert sliced.stop_replica("t", MANY - 1).error_code == 0, "later requests are served"
 
 
 class TestFailedDirectories:
@@ -701,7 +701,7 @@ class TestFollowersOfMany:
     def test_changed_partitions_that_do_not_fit_are_forgotten_and_added_again(
         self, follower: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The leader must not send records again for a position that it was not told to be outdated."""
+        """The leader must not send records again for a position of which it does not know that it is outdated."""
         monkeypatch.setattr(fetch_session_handler, "PARTITIONS_PER_SLICE", 10)
         session, states = self.begun(follower, monkeypatch, 7)
         while named(session.build(500).request):

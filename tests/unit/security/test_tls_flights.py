@@ -1,4 +1,4 @@
-"""Every flight of a TLS handshake, damaged in thousands of ways: nobody finishes as somebody else."""
+"""Every flight of a TLS handshake, damaged in thousands of ways: no client gets the identity of another one."""
 
 from __future__ import annotations
 

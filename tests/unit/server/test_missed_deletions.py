@@ -38,7 +38,7 @@ class Fixture:
         self.missed.start()
 
     async def _read(self, op: ReadOp) -> ReadResult:
-        """A server that lags knows no topic: if it were believed, all would be deleted."""
+        """A server that lags knows no topic: an answer of it that counted would delete all."""
         if isinstance(op, GetChildren):
             is_lagging = self.seen_epoch < self.cache.snapshot.controller_epoch
             return GetChildrenResult(() if is_lagging else tuple(self.topics), STAT)
@@ -66,7 +66,7 @@ def test_a_new_controller_makes_the_broker_look_for_known_topics() -> None:
     fixture = Fixture(["a"], [2])
     asyncio.run(_run(fixture))
     assert fixture.deleted == [TopicPartition("b", 0)]
-    assert sorted(fixture.cache.snapshot.topics) == ["a", "c"], "what the new controller told is not looked for"
+    assert sorted(fixture.cache.snapshot.topics) == ["a", "c"], "topics of the new controller are not searched for"
 
 
 def test_a_server_that_has_not_seen_the_election_is_asked_again(monkeypatch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Names of options that nobody knows: told, with the one that was meant."""
+"""Unknown names of options are rejected, with a suggestion."""
 
 from __future__ import annotations
 

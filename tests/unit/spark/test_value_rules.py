@@ -1,4 +1,4 @@
-"""What JSON values must be: not null where the schema says so, within the range of their column, told apart by name."""
+"""Rules for JSON values: no null where the schema forbids it, within the range of the column, distinguished by name."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class GuardedScenario(Scenario):
                 task = cluster.loop.spawn(process, _may_describe(client, broker_id, group))
                 await self._while_watching(task)
                 does = "refuses" if is_allowed else "serves"
-                require(task.result() == is_allowed, f"broker {broker_id} {does} {name}, who asks about {group}")
+                require(task.result() == is_allowed, f"broker {broker_id} {does} a request of {name} about {group}")
         cluster.counts["refused users"] += 1
 
     async def _refuse_proof_without_login(self) -> None:

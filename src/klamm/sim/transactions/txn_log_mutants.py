@@ -19,7 +19,7 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
             "            params.isolation = type(params.isolation).HIGH_WATERMARK\n"
         ),
     ),
-    "ended_aborts_are_told": Mutant(
+    "ended_aborts_are_listed": Mutant(
         _L + "transaction_index",
         "range(bisect_left(entries, fetch_offset, key=_last_offset), len(entries))",
         "range(len(entries))",
@@ -60,7 +60,7 @@ LOG_MUTANTS: Final[dict[str, Mutant]] = {
         "        return read\n",
         reports="non-monotonic poll",
     ),
-    "followers_do_not_tell_aborts": Mutant(
+    "followers_list_no_aborts": Mutant(
         _R + "partition_reader",
         "    wants_aborted = isolation is _TXN_COMMITTED\n",
         ("    wants_aborted = isolation is _TXN_COMMITTED and partition.leader == partition.broker_id\n"),

@@ -114,7 +114,7 @@ TRANSACTION_MUTANTS: Final[dict[str, Mutant]] = {
         "    return log.high_watermark if isolation is _HIGH_WATERMARK else log.last_stable_offset\n",
         "    return log.high_watermark\n",
     ),
-    "aborted_transactions_are_not_told": Mutant(
+    "aborted_transactions_are_not_listed": Mutant(
         _R + "partition_reader", "    wants_aborted = isolation is _TXN_COMMITTED\n", "    wants_aborted = False\n"
     ),
     # --- groups

@@ -228,7 +228,7 @@ class _RangeFetcher:
         """Nothing exists at the offset: move it past permanently deleted records."""
         tp, end = self._wanted.tp, self._wanted.end
         if self._is_recreated():
-            self._give_up_if_believed("created anew", f"topic {tp.topic} was deleted and created again")
+            self._give_up_if_believed("created again", f"topic {tp.topic} was deleted and created again")
             return
         first, last = self._limits()
         if self.offset < first:
