@@ -364,3 +364,19 @@ def test_the_dictionaries_of_a_session_are_spread_in_different_steps() -> None:
             if isinstance(getattr(session, name), SpreadDict):
                 spread_at.setdefault(name, number)
     assert spread_at["changed"] - spread_at["partitions"] > fetch_context.STEP
+
+
+def test_a_large_session_with_topic_ids_is_continued_in_steps(one: OneBroker) -> None:
+    """The names of all its changed partitions are looked up again."""
+    session = one.broker.fetch_sessions.create(is_privileged=False, uses_topic_ids=True, partition_count=20 * CHUNK)
+    assert session is not None
+    for number in range(20 * CHUNK):
+        session.update((ID, number), SessionPartition(None, ID, number, PartitionFetch(0, 1)))
+    asked = request({}, session_id=session.id, session_epoch=1)
+    steps = fetch_context.open_context(one.broker, 13, asked, lambda: False)
+    before = set(map(id, gc.get_objects()))
+    next(steps)
+    made = [each for each in gc.get_objects() if type(each) is list and id(each) not in before]
+    assert max(map(len, made)) <= 10 * CHUNK
+    at_once(steps)
+    assert all(partition.tp is not None for partition in session.changed)

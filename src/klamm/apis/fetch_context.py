@@ -173,9 +173,10 @@ def _resume(broker: Broker, req: FetchRequest, uses_ids: bool) -> Generator[None
         if len(session.changed) <= SLICE:
             _name(broker, session.changed)
         else:
-            for part in consume(list(session.changed)):
-                _name(broker, part)
-                yield
+            for copied in _copies(session.changed):
+                for part in consume(copied):
+                    _name(broker, part)
+                    yield
     if not session.partitions:  # all partitions were forgotten, so the session ends
         sessions.remove(session.id)
         return FetchContext(OneFetch(), [], is_full=True)
@@ -253,6 +254,7 @@ def in_order(partitions: Collection[SessionPartition]) -> Generator[None, None, 
 
 
 def _copies(partitions: Collection[SessionPartition]) -> Iterator[list[SessionPartition]]:
+    """Yield a list as it is, and others as copies of their parts."""
     if isinstance(partitions, SpreadDict):
         yield from partitions.parts()
     else:
