@@ -114,17 +114,23 @@ class Acceptor:
         return Connection(self.processor.environment, self._on_connection, self._on_connection_lost)
 
     def _open(self, sock: socket.socket) -> None:
+        self._quotas.open_connections += 1  # Opening takes some turns, in which others are accepted.
         task = self.processor.environment.loop.create_task(self._connect(sock), name="accept")
         self._opening[task] = None
         task.add_done_callback(self._opening.pop)
 
     async def _connect(self, sock: socket.socket) -> None:
-        """Give an accepted socket a transport, which makes its connection."""
+        """Give an accepted socket a transport, which makes its connection. The socket has been counted."""
+        environment = self.processor.environment
+        connection = Connection(environment, self._begin, self._on_connection_lost)
         try:
-            await self.processor.environment.loop.connect_accepted_socket(self.new_connection, sock)
+            await environment.loop.connect_accepted_socket(lambda: connection, sock)
         except OSError as error:
             _log.info("Opening an accepted connection failed: %s", error)
             sock.close()
+        finally:
+            if connection.index < 0:  # It was not made, so nobody will report its end.
+                self._quotas.open_connections -= 1
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -167,8 +173,11 @@ class Acceptor:
     # Connections call these.
 
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self.open[connection] = None
         self._quotas.open_connections += 1
+        self._begin(connection, transport)
+
+    def _begin(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self.open[connection] = None
         self._identify(connection, transport)
         self._note_silent(connection)
         line = self._line_of(connection)

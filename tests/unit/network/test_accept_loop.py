@@ -65,13 +65,30 @@ def test_a_connection_that_is_being_opened_ends_with_its_server(run: Run, turns:
                 await asyncio.sleep(0)
             await server.network.shutdown(timeout_ms=0)
             await settled()
-            assert not acceptor.open and server.network.quotas.total == 0
+            quotas = server.network.quotas
+            assert not acceptor.open and quotas.total == quotas.open_connections == 0
             with client:
                 client.settimeout(10)
                 with contextlib.suppress(ConnectionResetError):
                     assert client.recv(1) == b""
 
     run(scenario())
+
+
+def test_a_connection_that_cannot_be_opened_keeps_no_place() -> None:
+    async def scenario() -> None:
+        async with Server(heartbeat_api()) as server:
+            acceptor, quotas = server.network.acceptors[0], server.network.quotas
+            with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
+                client.connect(listening.getsockname())
+                broken = accepted_by(listening)
+                broken.close()
+                acceptor._open(broken)
+            assert quotas.open_connections == 1
+            await until(lambda: not acceptor._opening)
+            assert not acceptor.open and quotas.open_connections == 0
+
+    asyncio.run(scenario())
 
 
 def accepted_by(listening: socket.socket) -> socket.socket:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from klamm.model import SecurityProtocol
 from klamm.network import SocketServerConfig
 from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas, DescriptorRoom
-from tests.unit.network.harness import Server, both_loops, heartbeat, heartbeat_api, until
+from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, until
 from tests.unit.network.secured_harness import SecuredServer
 
 Run = Callable[[Any], None]
@@ -63,6 +66,24 @@ def test_the_oldest_silent_connection_closes_in_favour_of_a_new_one(run: Run, ca
     run(scenario())
     full = [r.getMessage() for r in caplog.records if "is full" in r.getMessage()]
     assert len(full) == 1 and "3 connections are open" in full[0]
+
+
+@both_loops
+def test_connections_that_are_being_opened_count(run: Run) -> None:
+    """Opening takes some turns of the loop, and each turn accepts more of those that have come at once."""
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=with_room(8)) as server:
+            with contextlib.ExitStack() as held:
+                for number in range(100):  # The loop does not accept meanwhile.
+                    client = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                    client.sendall(frame(heartbeat(number), 1, number))
+                accepted = server.network.acceptors[0].open
+                await until(lambda: len(accepted) >= 8)
+                await asyncio.sleep(0.1)
+                assert len(accepted) == server.network.quotas.open_connections == 8
+
+    run(scenario())
 
 
 @both_loops
