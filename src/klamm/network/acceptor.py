@@ -18,6 +18,7 @@ from klamm.network.accept_loop import AcceptLoop
 from klamm.network.connection import Connection
 from klamm.network.connection_quotas import Admission, ConnectionQuotas
 from klamm.network.listening import OwnNetwork, bind_sockets
+from klamm.network.muting import CLOSING
 from klamm.network.processor import Processor
 from klamm.network.tls_handshakes import TlsHandshakes
 
@@ -223,7 +224,8 @@ class Acceptor:
     def _admit_from(self, line: deque[Connection]) -> None:
         while line and self._is_started:
             connection = line[0]
-            if not connection.is_closed and not self._try_admit(connection):
+            is_ending = connection.is_closed or connection.paused & CLOSING  # For example, another one replaced it.
+            if not is_ending and not self._try_admit(connection):
                 return
             line.popleft()
 

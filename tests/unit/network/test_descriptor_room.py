@@ -14,7 +14,7 @@ import pytest
 from klamm.model import SecurityProtocol
 from klamm.network import SocketServerConfig
 from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas, DescriptorRoom
-from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, until
+from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, settled, until
 from tests.unit.network.secured_harness import SecuredServer
 
 Run = Callable[[Any], None]
@@ -171,5 +171,27 @@ def test_peers_that_never_begin_the_tls_handshake_make_room(run: Run) -> None:
             assert await silent[0].receive_end() == b""
             client.send(heartbeat(1))
             assert (await client.receive_heartbeat())[1] == 1
+
+    run(scenario())
+
+
+@both_loops
+def test_a_connection_that_was_replaced_is_not_admitted_before_its_end(run: Run) -> None:
+    """Its TLS handshake would fail, and count as a failed authentication."""
+
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL, limits=ConnectionLimits(max_connections=1)) as server:
+            admitted = await server.tls_client()
+            admitted.send(heartbeat(1))
+            await admitted.receive_heartbeat()
+            acceptor = server.network.acceptors[0]
+            (first,) = acceptor.open
+            waiting = await server.client()
+            await until(lambda: len(acceptor.open) == 2)
+            asyncio.get_running_loop().call_soon(first.connection_lost, None)
+            assert acceptor._evictions.of_silent(False)
+            assert await waiting.receive_end() == b""
+            await settled()
+            assert server.security.counts.failed == 0 and not acceptor.open
 
     run(scenario())
