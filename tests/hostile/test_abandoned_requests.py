@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import struct
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -36,11 +37,17 @@ class MeasuredWork:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int = 0) -> None:
-        self.count = self.most = 0
+        self.count = self.most = self.whole = 0
         self.is_done = False
         self._last = last
         self._original = SlicedWork._step
         monkeypatch.setattr(SlicedWork, "_step", lambda work, request, steps: self._step(work, request, steps))
+
+    def begin(self, last: int = 0) -> None:
+        """Forget earlier steps."""
+        self._last = last
+        self.count = self.most = 0
+        self.is_done = False
 
     def _step(self, work: SlicedWork, request: Request, steps: Steps) -> Steps | None:
         before = sys.getallocatedblocks()
@@ -109,3 +116,27 @@ def test_a_fetch_whose_client_has_left_does_not_wait(one: OneBroker, monkeypatch
             assert not one.broker.replicas.fetch_purgatory.size
 
     asyncio.run(scenario())
+
+
+def test_no_step_of_an_abandoned_session_frees_much_memory(one: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame of its Fetch is small, its response is not."""
+    work = MeasuredWork(monkeypatch)
+
+    async def scenario() -> int:
+        handle = partial(fetch.API.handle, one.broker)
+        async with Server(ScriptedApi(FetchRequest, FetchResponse, handle, is_read=True)) as server:
+            client = await server.client()
+            client.send(request(dict.fromkeys(range(4 * COUNT), 0), session_epoch=0), VERSION)
+            (session_id,) = struct.unpack_from(">i", await client.receive(), 10)
+            most = 0
+            for epoch, moment in enumerate((0.0, 0.5, 0.6), 1):
+                await until(lambda: work.is_done)
+                work.begin(last=int(work.whole * moment) if moment else 0)
+                client = await server.client()
+                client.send(request({}, session_id=session_id, session_epoch=epoch), VERSION)
+                await until(lambda: work.is_done)
+                work.whole = work.whole if moment else work.count
+                most = max(most, work.most)
+            return most
+
+    assert asyncio.run(scenario()) <= MOST_BLOCKS

@@ -214,6 +214,7 @@ def _answer_in_slices(
             if is_withheld(broker, ctx, params, context, size_bytes):
                 yield from delayed.released()
                 return FetchResponse(session_id=context.session.id, responses=())
+        ctx.take_all_steps()  # A request of a session is small, its response is not.
         response = FetchResponse(session_id=context.session.id, responses=[])
         for part in chain(chain.from_iterable(consume(refused, 1)), delayed.parts()):
             _add(broker, ctx, params, context, answer(broker.replicas, params, part), response)

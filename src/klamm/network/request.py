@@ -131,6 +131,9 @@ class Request(RequestContext):
             if self.held is not None:
                 self.held[:0] = rows_of(collection)  # It may refer to arrays of the request, which come later.
 
+    def take_all_steps(self) -> None:
+        self.held = [] if self.held is None else self.held
+
     def free_in_steps(self, steps: Steps) -> None:
         self.held = [] if self.held is None else self.held
         self.held.insert(0, steps)

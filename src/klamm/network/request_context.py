@@ -143,6 +143,9 @@ class RequestContext:
         for _ in steps:
             pass
 
+    def take_all_steps(self) -> None:
+        """Continue if the client leaves: the next steps make so much that to free it at once would hold the loop."""
+
     def freed(self) -> Generator[None, None, None]:
         """Return the steps that free the request and its buffers, for a handler that waits long and needs neither."""
         yield from ()
