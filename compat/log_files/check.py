@@ -16,7 +16,7 @@ from compat.log_files.dumps import check
 
 from klamm.errors import ErrorCode, KlammError
 from klamm.log import AppendOrigin, Log, LogConfig, LogManager, append_as_leader
-from klamm.log.producer_state import marker_record_fields
+from klamm.log.end_markers import marker_record_fields
 from klamm.model import TopicPartition
 from klamm.protocol.record_batch import Record, build_batch
 

@@ -16,7 +16,7 @@ from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContex
 from klamm.apis.slices import LOGS, each, each_partition
 from klamm.controller.topic_validation import validate_topic_name
 from klamm.errors import ErrorCode
-from klamm.log.producer_state import ProducerStateEntry
+from klamm.log.producer_entry import ProducerStateEntry
 from klamm.model import TopicPartition
 from klamm.protocol.messages.describe_producers import (
     DescribeProducersRequest,

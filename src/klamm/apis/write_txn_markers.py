@@ -25,7 +25,8 @@ from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContex
 from klamm.apis.guards import FromPeer, Handle
 from klamm.apis.slices import each, each_partition
 from klamm.errors import ErrorCode
-from klamm.log.producer_state import AppendOrigin, marker_record_fields
+from klamm.log.end_markers import marker_record_fields
+from klamm.log.producer_state import AppendOrigin
 from klamm.log.verification_state import TransactionCheck
 from klamm.model import GROUP_METADATA_TOPIC, TopicPartition, TransactionVersion
 from klamm.protocol.chunked import CHUNK, ChunkedList, SpreadDict, of_chunks

@@ -16,10 +16,10 @@ from typing import Final
 
 from klamm.log import names
 from klamm.log.batch_reader import read_batches
+from klamm.log.end_markers import parse_marker
 from klamm.log.files import Files
 from klamm.log.log_config import LogConfig
 from klamm.log.open_segments import OpenSegments
-from klamm.log.producer_state import parse_marker
 from klamm.log.segment import LogSegment
 from klamm.log.transaction_index import AbortedTxn
 from klamm.protocol.record_batch import Record, RecordBatch, build_batch, records

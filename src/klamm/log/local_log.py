@@ -105,21 +105,25 @@ class LocalLog:
 
     # producers
 
-    def update_producers(self, segment: LogSegment, batch: RecordBatch) -> None:
+    def update_producers(self, segment: LogSegment, batch: RecordBatch, high_watermark: int) -> None:
         """Take a batch of a producer into account that was appended to `segment`."""
-        aborted = self.producers.update(batch, self._env.host.youngest_connection)
+        aborted = self.producers.update(batch, self._env.host.youngest_connection, high_watermark)
         if aborted is not None:
             segment.txn_index.append(aborted)
 
-    def rebuild_producers(self, log_start_offset: int, log_end_offset: int) -> None:
-        rebuild_producers(
-            self.producers,
-            self.snapshots,
-            self.segments,
-            log_start_offset=log_start_offset,
-            log_end_offset=log_end_offset,
-            now_ms=self._env.clock.now_ms(),
-        )
+    def truncate_producers(self, log_start_offset: int, log_end_offset: int) -> None:
+        """Set the producers to their state at the end of a truncated log."""
+        if self.producers.truncate_to(log_end_offset):
+            self.snapshots.remove_above(log_end_offset)
+        else:
+            rebuild_producers(
+                self.producers,
+                self.snapshots,
+                self.segments,
+                log_start_offset=log_start_offset,
+                log_end_offset=log_end_offset,
+                now_ms=self._env.clock.now_ms(),
+            )
         self.producers.rebuilt_after = self._env.host.youngest_connection()
 
     # rolling and flushing
@@ -255,6 +259,7 @@ class LocalLog:
         self.snapshots.remove_above(-1)
         self.segments.add(self._new_segment(offset))
         self.leader_epochs.clear()
+        self.producers.clear(offset)
 
     def delete(self, segments: Sequence[LogSegment]) -> None:
         """Take segments out of the log. Their files are renamed now and removed later."""

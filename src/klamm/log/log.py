@@ -232,7 +232,7 @@ class Log:
         segment.append(parts, size, last_offset, base_offset, max_timestamp)
         self.log_end_offset = last_offset + 1
         if batch.producer_id >= 0:
-            local.update_producers(segment, batch)
+            local.update_producers(segment, batch, self.high_watermark)
             if batch.is_transactional or batch.is_control:
                 self._first_unstable_offset = local.producers.first_unstable_offset
 
@@ -404,7 +404,7 @@ class Log:
         self.damages = tuple(d for d in self.damages if d.end_offset <= end)
         self._cleaner_offset = min(self._cleaner_offset, end)
         self.flusher.truncate_to(end)
-        self._local.rebuild_producers(start, end)
+        self._local.truncate_producers(start, end)
         self._update_first_unstable_offset()
 
     def forget_lost_tail(self) -> None:

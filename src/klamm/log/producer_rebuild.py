@@ -35,10 +35,10 @@ def rebuild_producers(
     snapshot = snapshots.load_latest(log_end_offset)
     if snapshot is not None:
         start, entries = snapshot
-        producers.load(entries, now_ms)
+        producers.load(entries, start, now_ms)
     else:
         start = log_start_offset
-        producers.clear()
+        producers.clear(start)
     if start >= log_end_offset:
         return
     recent = segments.base_offsets[-2:]

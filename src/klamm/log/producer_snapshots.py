@@ -14,7 +14,7 @@ import crc32c
 
 from klamm.log import names
 from klamm.log.files import Files
-from klamm.log.producer_state import BatchMetadata, ProducerStateEntry
+from klamm.log.producer_entry import BatchMetadata, ProducerStateEntry
 
 _log = logging.getLogger(__name__)
 _VERSION: Final = 1

@@ -6,38 +6,26 @@ the write and updates the state after it. Followers and recovery only update it.
 
 from __future__ import annotations
 
-import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 from typing import Final, NamedTuple
 
-from klamm.errors import ErrorCode, ProtocolError
+from klamm.errors import ErrorCode
+from klamm.log.end_markers import EndTransactionMarker, parse_marker
+from klamm.log.producer_entry import MAX_SEQUENCE, NUM_BATCHES_TO_RETAIN, BatchMetadata, ProducerStateEntry
+from klamm.log.producer_history import Change, ProducerHistory, UnreplicatedEnd
 from klamm.log.transaction_index import AbortedTxn
 from klamm.log.verification_state import NOT_REQUIRED, TransactionCheck, VerificationGuard, VerificationStates
 from klamm.model import ConnectionOrder, TransactionVersion
-from klamm.protocol.record_batch import (
-    NO_PRODUCER_EPOCH,
-    NO_SEQUENCE,
-    NO_TIMESTAMP,
-    RecordBatch,
-    records,
-)
+from klamm.protocol.record_batch import NO_PRODUCER_EPOCH, RecordBatch
 
-NUM_BATCHES_TO_RETAIN: Final = 5
 MAX_PRODUCERS: Final = 20_000
 """How many producers a log remembers. Any client can send a batch with a new id, and rolling a segment writes a
 snapshot of all on the loop. A forgotten producer may continue, like one whose state has expired."""
-NO_COORDINATOR_EPOCH: Final = -1
 LATE_TRANSACTION_BUFFER_MS: Final = 300_000
 """How much longer than the longest timeout a transaction may be silent before it counts as late."""
-_INT32_MAX: Final = 0x7FFFFFFF
-_MARKER_KEY = struct.Struct(">hh")
-_MARKER_VALUE = struct.Struct(">hi")
-_ABORT: Final = 0
-_COMMIT: Final = 1
 
 
 class AppendOrigin(Enum):
@@ -48,89 +36,11 @@ class AppendOrigin(Enum):
     REPLICATION = auto()
 
 
-class BatchMetadata(NamedTuple):
-    last_sequence: int
-    last_offset: int
-    offset_delta: int
-    timestamp: int
-
-    @property
-    def first_offset(self) -> int:
-        return self.last_offset - self.offset_delta
-
-    @property
-    def first_sequence(self) -> int:
-        first = self.last_sequence - self.offset_delta
-        return first if first >= 0 else first + _INT32_MAX + 1
-
-
-@dataclass(slots=True)
-class ProducerStateEntry:
-    producer_id: int
-    producer_epoch: int = NO_PRODUCER_EPOCH
-    coordinator_epoch: int = NO_COORDINATOR_EPOCH
-    last_timestamp: int = NO_TIMESTAMP
-    current_txn_first_offset: int | None = None
-    batches: tuple[BatchMetadata, ...] = ()
-    aborted_after: ConnectionOrder = 0
-    """The youngest connection of the broker when the last transaction of this epoch was aborted here."""
-
-    @property
-    def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    @property
-    def last_data_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else -1
-
-    @property
-    def last_offset_delta(self) -> int:
-        return self.batches[-1].offset_delta if self.batches else 0
-
-    def find_duplicate(self, batch: RecordBatch) -> BatchMetadata | None:
-        if batch.producer_epoch != self.producer_epoch:
-            return None
-        first, last = batch.base_sequence, batch.last_sequence
-        for known in self.batches:
-            if known.last_sequence == last and known.first_sequence == first:
-                return known
-        return None
-
-    def use_epoch(self, producer_epoch: int) -> None:
-        if producer_epoch != self.producer_epoch:
-            self.producer_epoch = producer_epoch
-            self.batches = ()
-            self.aborted_after = 0
-
-
-class EndTransactionMarker(NamedTuple):
-    is_abort: bool
-    coordinator_epoch: int
-
-
 class Refusal(NamedTuple):
     """The reason why a batch of a producer is not appended."""
 
     error: ErrorCode
     message: str
-
-
-def parse_marker(batch: RecordBatch) -> EndTransactionMarker | None:
-    """Return the end of a transaction that a control batch stands for; None for other control batches."""
-    record = next(records(batch), None)
-    if record is None or record.key is None or len(record.key) < _MARKER_KEY.size:
-        return None
-    _, kind = _MARKER_KEY.unpack_from(record.key)
-    if kind not in (_ABORT, _COMMIT):
-        return None
-    if record.value is None or len(record.value) < _MARKER_VALUE.size:
-        raise ProtocolError("a transaction marker has no coordinator epoch")
-    return EndTransactionMarker(kind == _ABORT, _MARKER_VALUE.unpack_from(record.value)[1])
-
-
-def marker_record_fields(is_abort: bool, coordinator_epoch: int) -> tuple[bytes, bytes]:
-    """Return the key and the value of the record that ends a transaction."""
-    return _MARKER_KEY.pack(0, _ABORT if is_abort else _COMMIT), _MARKER_VALUE.pack(0, coordinator_epoch)
 
 
 class ProducerStateManager:
@@ -145,19 +55,21 @@ class ProducerStateManager:
         """The youngest connection of the broker when the entries were read from the files, after a truncation."""
         self._ongoing_txns: OrderedDict[int, int] = OrderedDict()
         """First offset -> producer id, in the order of the offsets."""
-        self._unreplicated_txns: deque[tuple[int, int]] = deque()
-        """(marker offset, first offset), both ascending. Only the earliest start matters. An entry is dropped if a
-        later one started earlier."""
+        self._unreplicated_txns: deque[UnreplicatedEnd] = deque()
+        """Both offsets ascend. Only the earliest start matters. An entry is dropped if a later one started earlier."""
+        self._history = ProducerHistory()
 
-    def clear(self) -> None:
+    def clear(self, offset: int) -> None:
+        """Forget everything. The next batch has this offset or a later one."""
+        self._history.restart(offset)
         self.entries.clear()
         self.verifications.clear()
         self._ongoing_txns.clear()
         self._unreplicated_txns.clear()
 
-    def load(self, entries: list[ProducerStateEntry], now_ms: int) -> None:
-        """Start from a snapshot, without the producers that have been silent for too long."""
-        self.clear()
+    def load(self, entries: list[ProducerStateEntry], offset: int, now_ms: int) -> None:
+        """Start from a snapshot of `offset`, without the producers that have been silent for too long."""
+        self.clear(offset)
         for entry in entries:
             if not self._is_expired(entry, now_ms):
                 self.entries[entry.producer_id] = entry
@@ -272,27 +184,35 @@ class ProducerStateManager:
     # after the write
 
     def update(
-        self, batch: RecordBatch, youngest_connection: Callable[[], ConnectionOrder] = lambda: 0
+        self,
+        batch: RecordBatch,
+        youngest_connection: Callable[[], ConnectionOrder] = lambda: 0,
+        high_watermark: int | None = None,
     ) -> AbortedTxn | None:
         """Take an appended batch into account. For an abort marker, return the entry of the transaction index.
 
-        `youngest_connection` returns the last one that the broker has accepted: see `is_late`.
+        `youngest_connection` returns the last one that the broker has accepted: see `is_late`. Without a high
+        watermark the batch is an old one that is read again.
         """
         entry = self.entries.get(batch.producer_id)
+        before = entry.copied() if entry is not None else None
         if entry is None:
             entry = self.entries[batch.producer_id] = ProducerStateEntry(batch.producer_id)
             if len(self.entries) > MAX_PRODUCERS:
                 self._forget_oldest()
         else:
             self.entries.move_to_end(batch.producer_id)
-        if batch.is_control:
-            marker = parse_marker(batch)
-            if marker is None:
-                return None
-            aborted = self._end_transaction(entry, batch, marker)
+        aborted = dropped_ends = None
+        if not batch.is_control:
+            self._take_data(entry, batch)
+        elif (marker := parse_marker(batch)) is not None:
+            aborted, dropped_ends = self._end_transaction(entry, batch, marker)
             if marker.is_abort:
                 entry.aborted_after = youngest_connection()
-            return aborted
+        self._history.note((batch.last_offset, batch.producer_id, before, dropped_ends), high_watermark)
+        return aborted
+
+    def _take_data(self, entry: ProducerStateEntry, batch: RecordBatch) -> None:
         entry.use_epoch(batch.producer_epoch)
         known = entry.batches
         if len(known) == NUM_BATCHES_TO_RETAIN:
@@ -305,7 +225,6 @@ class ProducerStateManager:
             if entry.current_txn_first_offset is None:
                 entry.current_txn_first_offset = batch.base_offset
                 self._ongoing_txns[batch.base_offset] = batch.producer_id
-        return None
 
     def _forget_oldest(self) -> None:
         """Forget the producers that have been silent longest, but never an open transaction."""
@@ -315,7 +234,7 @@ class ProducerStateManager:
 
     def _end_transaction(
         self, entry: ProducerStateEntry, batch: RecordBatch, marker: EndTransactionMarker
-    ) -> AbortedTxn | None:
+    ) -> tuple[AbortedTxn | None, tuple[UnreplicatedEnd, ...] | None]:
         self.verifications.end(batch.producer_id)
         first_offset = entry.current_txn_first_offset
         entry.use_epoch(batch.producer_epoch)
@@ -323,15 +242,43 @@ class ProducerStateManager:
         entry.last_timestamp = batch.max_timestamp
         entry.current_txn_first_offset = None
         if first_offset is None:
-            return None
+            return None, None
         self._ongoing_txns.pop(first_offset, None)
+        dropped: list[UnreplicatedEnd] = []
         while self._unreplicated_txns and self._unreplicated_txns[-1][1] >= first_offset:
-            self._unreplicated_txns.pop()
+            dropped.append(self._unreplicated_txns.pop())
         self._unreplicated_txns.append((batch.base_offset, first_offset))
         if not marker.is_abort:
-            return None
+            return None, tuple(dropped)
         last_stable_offset = next(iter(self._ongoing_txns), batch.base_offset + 1)
-        return AbortedTxn(batch.producer_id, first_offset, batch.base_offset, last_stable_offset)
+        return AbortedTxn(batch.producer_id, first_offset, batch.base_offset, last_stable_offset), tuple(dropped)
+
+    # truncation
+
+    def truncate_to(self, offset: int) -> bool:
+        """Undo the batches that end at `offset` or later; return False if not all of them are remembered."""
+        if not self._history.reaches(offset):
+            return False
+        for change in self._history.take_from(offset):
+            self._undo(change)
+        self._ongoing_txns = OrderedDict(sorted(self._ongoing_txns.items()))
+        self.verifications.clear()
+        return True
+
+    def _undo(self, change: Change) -> None:
+        last_offset, producer_id, before, dropped_ends = change
+        entry = self.entries.pop(producer_id, None)
+        if entry is not None and entry.current_txn_first_offset is not None:
+            self._ongoing_txns.pop(entry.current_txn_first_offset, None)
+        if before is not None:
+            self.entries[producer_id] = before
+            if before.current_txn_first_offset is not None:
+                self._ongoing_txns[before.current_txn_first_offset] = producer_id
+        if dropped_ends is not None:
+            ends = self._unreplicated_txns
+            if ends and ends[-1][0] == last_offset:
+                ends.pop()
+            ends.extend(reversed(dropped_ends))
 
     # transactions
 
@@ -378,7 +325,7 @@ def _check_sequence(batch: RecordBatch, entry: ProducerStateEntry) -> Refusal | 
             f"producer {batch.producer_id} starts its epoch {batch.producer_epoch} with sequence {sequence}, not 0",
         )
     last = entry.last_sequence
-    if sequence == last + 1 or (sequence == 0 and last == _INT32_MAX) or entry.producer_epoch == NO_PRODUCER_EPOCH:
+    if sequence == last + 1 or (sequence == 0 and last == MAX_SEQUENCE) or entry.producer_epoch == NO_PRODUCER_EPOCH:
         return None
     return Refusal(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,

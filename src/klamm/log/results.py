@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from klamm.errors import ErrorCode
-from klamm.log.producer_state import BatchMetadata
+from klamm.log.producer_entry import BatchMetadata
 from klamm.log.transaction_index import AbortedTxn
 from klamm.log.validator import RecordError
 from klamm.protocol.record_batch import NO_TIMESTAMP

@@ -383,8 +383,9 @@ class LogSegment:
         self._max_timestamp = self._read_largest_timestamp()
 
     def _read_largest_timestamp(self) -> TimestampOffset:
+        """Read the batches after the last entry of the offset index: the time index knows the newest one before it."""
         newest = self.time_index.last_entry()
-        for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
+        for _, batch in self.batches(self.offset_index.last_position()):
             if batch.max_timestamp > newest.timestamp:
                 newest = TimestampOffset(batch.max_timestamp, batch.last_offset)
         return newest

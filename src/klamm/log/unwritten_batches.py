@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from klamm.errors import ErrorCode
-from klamm.log.producer_state import MAX_PRODUCERS, ProducerStateEntry, Refusal
+from klamm.log.producer_entry import ProducerStateEntry
+from klamm.log.producer_state import MAX_PRODUCERS, Refusal
 from klamm.protocol.record_batch import RecordBatch
 
 MAX_WAIT_S: Final = 120.0

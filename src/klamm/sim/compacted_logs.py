@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from klamm.log.producer_state import parse_marker
+from klamm.log.end_markers import parse_marker
 from klamm.protocol.record_batch import RecordBatch, records
 
 

@@ -11,8 +11,9 @@ import pytest
 from klamm.apis import delete_records, describe_producers, fetch, list_offsets
 from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
+from klamm.log.end_markers import marker_record_fields
 from klamm.log.log import Log
-from klamm.log.producer_state import AppendOrigin, marker_record_fields
+from klamm.log.producer_state import AppendOrigin
 from klamm.model import TopicPartition
 from klamm.protocol.messages.delete_records import (
     DeleteRecordsPartition,

@@ -8,12 +8,12 @@ from random import Random
 from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, AppendResult, Log, LogConfig, LogManager, ReadResult, append_as_leader
+from klamm.log.end_markers import marker_record_fields
 from klamm.log.files import Files
 from klamm.log.jobs import Flushable, Job, fsync_job
 from klamm.log.loader import LastRun, LogLoader
 from klamm.log.log_environment import LogEnvironment
 from klamm.log.memory_files import MemoryFiles
-from klamm.log.producer_state import marker_record_fields
 from klamm.model import ConnectionOrder, TopicPartition
 from klamm.protocol.record_batch import Record, RecordBatch, batches, build_batch, records
 

@@ -6,8 +6,9 @@ import pytest
 
 from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, LogConfig, ReadResult, append_as_leader
+from klamm.log.producer_entry import BatchMetadata, ProducerStateEntry
 from klamm.log.producer_snapshots import CorruptSnapshotError, decode_snapshot, encode_snapshot
-from klamm.log.producer_state import MAX_PRODUCERS, BatchMetadata, ProducerStateEntry
+from klamm.log.producer_state import MAX_PRODUCERS
 from klamm.log.transaction_index import AbortedTxn
 from tests.unit.log.harness import NOW, Bench, append, batch, close, end_txn, marker
 

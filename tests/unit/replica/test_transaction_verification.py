@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import ErrorCode
+from klamm.log.end_markers import marker_record_fields
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
-from klamm.log.producer_state import AppendOrigin, marker_record_fields
+from klamm.log.producer_state import AppendOrigin
 from klamm.model import TopicPartition, TransactionVersion
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.record_batch import Record, batches, build_batch, records

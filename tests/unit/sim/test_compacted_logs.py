@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from klamm.log.producer_state import marker_record_fields
+from klamm.log.end_markers import marker_record_fields
 from klamm.protocol.record_batch import Record, RecordBatch, build_batch
 from klamm.sim.compacted_logs import differences, last_values
 

@@ -203,4 +203,8 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "                self._report(tp, hosted, damage.start_offset, damage.end_offset)\n",
         "",
     ),
+    # --- truncation
+    "truncation_keeps_the_producers_of_removed_batches": aimed(
+        "truncated batches", _L + "producer_state", "            self._undo(change)\n", "            pass\n"
+    ),
 }

@@ -15,6 +15,7 @@ from klamm.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirTopic,
 )
 from klamm.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.sim.aimed.cluster_stage import LOOK_S, ClusterAim, ClusterStage, expect
 from klamm.sim.cluster import SimNode
@@ -172,6 +173,26 @@ async def _use_up_files(stage: ClusterStage) -> None:
         await _produce(stage, leader, tp, producer_id, first + 3, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
 
+async def _cut_batches(stage: ClusterStage) -> None:
+    """A leader is replaced before its newest batch is replicated. The batch is new to it when it leads again."""
+    tp = stage.tps[0]
+    leader = await stage.leader(tp)
+    successor = stage.followers(leader)[0]
+    await _produce(stage, leader, tp, _KNOWN_PRODUCER, 0, ErrorCode.NONE)
+    fetches = [stage.detain(follower.host, FetchRequest, leader) for follower in stage.followers(leader)]
+    for fetch in fetches:
+        await stage.detained(fetch)
+    await _produce(stage, leader, tp, _KNOWN_PRODUCER, 1, ErrorCode.REQUEST_TIMED_OUT)
+    await stage.lead(tp, successor)
+    for fetch in fetches:
+        fetch.release()
+    await stage.wait(lambda: stage.log(leader, tp).log_end_offset == 1, f"broker {leader.id} truncates")
+    await stage.lead(tp, leader)
+    await _produce(stage, leader, tp, _KNOWN_PRODUCER, 1, ErrorCode.NONE)
+    end = stage.log(leader, tp).log_end_offset
+    require(end == 2, f"broker {leader.id} acknowledged offset 1 and ends at {end}")
+
+
 async def _produce(
     stage: ClusterStage, leader: SimNode, tp: TopicPartition, producer_id: int, sequence: int, expected: ErrorCode
 ) -> None:
@@ -186,6 +207,7 @@ AIMS_OF_REPLICATION: Final[dict[str, ClusterAim]] = {
     "full disk": ClusterAim(_fill_disk),
     "full disk of an idle broker": ClusterAim(_fill_idle_disk),
     "no file descriptors": ClusterAim(_use_up_files),
+    "truncated batches": ClusterAim(_cut_batches),
     "deleted records": ClusterAim(_delete_records),
     "other directory": ClusterAim(_move_between_disks, {"log.dirs": "/data,/disk"}),
 }

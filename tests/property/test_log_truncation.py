@@ -1,0 +1,152 @@
+"""A truncation leaves the producers in the state that the remaining batches give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from klamm.log import AppendOrigin, Log, LogConfig
+from klamm.log.memory_files import MemoryFiles
+from klamm.log.producer_history import MAX_CHANGES, MAX_OLD_CHANGES
+from klamm.log.producer_state import ProducerStateManager
+from tests.unit.log.harness import NOW, Bench, append, batch, marker, read_batches
+
+CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=150, file_delete_delay_ms=0)
+
+
+class Producer:
+    """A client that continues behind the state that its log has of it."""
+
+    def __init__(self, producer_id: int) -> None:
+        self.id = producer_id
+        self.epoch = 0
+
+    def write(self, rng: Random, log: Log) -> None:
+        entry = log.producers.entries.get(self.id)
+        if entry is not None:
+            self.epoch = max(self.epoch, entry.producer_epoch)
+        has_open = entry is not None and entry.current_txn_first_offset is not None
+        if rng.random() < 0.05 and not has_open:
+            self.epoch += 1
+        if rng.random() < (0.4 if has_open else 0.05):
+            append(log, marker(self.id, self.epoch, abort=rng.random() < 0.5), origin=AppendOrigin.COORDINATOR)
+            return
+        sequence = entry.last_sequence + 1 if entry is not None and entry.producer_epoch == self.epoch else 0
+        values = [b"v"] * rng.randint(1, 3)
+        is_transactional = has_open or rng.random() < 0.4
+        producer = self.id, self.epoch, sequence
+        append(log, batch(*values, timestamp=timestamp(rng), producer=producer, transactional=is_transactional))
+
+
+def timestamp(rng: Random) -> int:
+    return NOW + rng.randint(0, 50)
+
+
+def state(producers: ProducerStateManager, *, has_all_batches: bool) -> dict[int, tuple[object, ...]]:
+    """A snapshot has one batch of each producer, with the time of its last marker if that is newer."""
+    return {
+        entry.producer_id: (
+            entry.producer_epoch,
+            entry.coordinator_epoch,
+            entry.last_timestamp,
+            entry.current_txn_first_offset,
+            entry.batches if has_all_batches else [batch[:3] for batch in entry.batches[-1:]],
+        )
+        for entry in producers.entries.values()
+    }
+
+
+def read_again(log: Log) -> ProducerStateManager:
+    """The state after all batches of the log, without snapshots."""
+    producers = ProducerStateManager()
+    for found in read_batches(log, 0):
+        if found.producer_id >= 0:
+            producers.update(found)
+    producers.on_high_watermark(log.high_watermark)
+    return producers
+
+
+def cuts(rng: Random, log: Log, producers: list[Producer]) -> Iterator[bool]:
+    """Write, replicate and truncate; yield after each truncation whether it cut only what was not replicated."""
+    for _ in range(rng.randint(1, 6)):
+        for _ in range(rng.randint(1, 40)):
+            if rng.random() < 0.2:
+                append(log, batch(b"plain", timestamp=timestamp(rng)))
+            else:
+                rng.choice(producers).write(rng, log)
+            if rng.random() < 0.3:
+                log.update_high_watermark(rng.randint(log.high_watermark, log.log_end_offset))
+        is_above = rng.random() < 0.8
+        target = rng.randint(log.high_watermark if is_above else 0, log.log_end_offset)
+        was_above = target >= log.high_watermark
+        log.truncate_to(target)
+        yield was_above
+
+
+@given(st.integers(min_value=0, max_value=2**32))
+@settings(max_examples=200, deadline=None)
+def test_a_truncation_undoes_the_batches_that_it_cuts(seed: int) -> None:
+    rng = Random(seed)
+    log = Bench(CONFIG).open()
+    producers = [Producer(id_) for id_ in range(rng.randint(1, 4))]
+    remembers_all = True
+    for was_above in cuts(rng, log, producers):
+        remembers_all &= was_above
+        expected = read_again(log)
+        assert state(log.producers, has_all_batches=remembers_all) == state(expected, has_all_batches=remembers_all)
+        assert log.producers.first_unstable_offset == expected.first_unstable_offset
+        newest = max((b.max_timestamp for b in read_batches(log, log.segments.active.base_offset)), default=-1)
+        assert log.segments.active.max_timestamp_so_far().timestamp == newest
+        assert all(offset <= log.log_end_offset for offset in log.local.snapshots.offsets)
+
+
+def test_a_cut_of_few_batches_reads_few() -> None:
+    reads: list[str] = []
+    bench = Bench(
+        LogConfig(), MemoryFiles(lambda operation, path: reads.append(path) if operation == "pread" else None)
+    )
+    log = bench.open()
+    for number in range(3_000):
+        append(log, batch(b"v" * 5_000, producer=(7, 0, number)))
+        log.update_high_watermark(number - 5)
+    reads.clear()
+    log.truncate_to(log.high_watermark)
+    assert log.producers.entries[7].last_sequence == log.high_watermark - 1
+    few = len(reads)
+    log.truncate_to(2_000)  # The batches after it had been replicated, so what they changed is forgotten.
+    assert log.producers.entries[7].last_sequence == 1_999
+    assert few < (len(reads) - few) / 3
+
+
+def test_a_log_remembers_few_changes_while_followers_lag() -> None:
+    log = Bench().open()
+    for number in range(MAX_CHANGES + 500):
+        append(log, batch(b"v", producer=(7, 0, number)))
+    assert not log.producers.truncate_to(499)
+    assert log.producers.truncate_to(600)
+    assert log.producers.entries[7].last_sequence == 599
+
+
+def test_a_log_that_is_opened_remembers_few_changes() -> None:
+    bench = Bench()
+    log = bench.open()
+    for number in range(MAX_OLD_CHANGES + 10):
+        append(log, batch(b"v", producer=(7, 0, number)))
+    again = bench.open()
+    assert not again.producers.truncate_to(9)
+    assert again.producers.truncate_to(20)
+    assert again.producers.entries[7].last_sequence == 19
+
+
+def test_a_log_that_starts_over_has_no_producers() -> None:
+    log = Bench().open()
+    append(log, batch(b"v", producer=(7, 0, 0), transactional=True))
+    log.truncate_fully_and_start_at(100)
+    assert not log.producers.entries
+    assert log.producers.first_unstable_offset is None
+    append(log, batch(b"v", producer=(7, 0, 5)))
+    log.truncate_to(100)
+    assert not log.producers.entries
