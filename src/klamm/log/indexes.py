@@ -207,10 +207,10 @@ class TimeIndex(_Index):
             self._offsets.append(offset - self.base_offset)
             self._dirty = True
 
-    def lookup(self, timestamp: int) -> int:
-        """Return an offset at or before the first record with that timestamp or a later one."""
-        slot = bisect_right(self._timestamps, timestamp) - 1
-        return self.base_offset + self._offsets[slot] if slot >= 0 else self.base_offset
+    def first_offset_at(self, timestamp: int) -> int | None:
+        """Return the offset of the first entry that is at least as new as the timestamp; None if there is none."""
+        slot = bisect_left(self._timestamps, timestamp)
+        return self.base_offset + self._offsets[slot] if slot < len(self._offsets) else None
 
     def truncate_to(self, offset: int) -> None:
         self.truncate_entries(bisect_left(self._offsets, offset - self.base_offset))

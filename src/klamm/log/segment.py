@@ -278,8 +278,11 @@ class LogSegment:
         that the records of at most two batches are inspected.
         """
         self.open()
-        position = self.offset_index.lookup(max(self.time_index.lookup(timestamp), start_offset))
-        for _, batch in self.batches(position):
+        # Both indexes get their entries together, so no batch before the one found here is new enough, even if very
+        # many batches after an older entry of the time index have its timestamp.
+        newer = self.time_index.first_offset_at(timestamp)
+        position = self.offset_index.last_position() if newer is None else self.offset_index.lookup(newer - 1)
+        for _, batch in self.batches(max(position, self.offset_index.lookup(start_offset))):
             if batch.max_timestamp < timestamp or batch.last_offset < start_offset:
                 continue
             found = _first_at_least(batch, timestamp, start_offset)

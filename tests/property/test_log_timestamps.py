@@ -1,0 +1,64 @@
+"""A search by timestamp finds the first record that is new enough, in whatever order records have their timestamps."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from klamm.errors import ErrorCode
+from klamm.log import Log, LogConfig
+from klamm.log.memory_files import MemoryFiles
+from klamm.protocol.record_batch import records
+from tests.unit.log.harness import NOW, Bench, append, batch, close, read_batches
+
+CONFIG = LogConfig(segment_bytes=3_000, index_interval_bytes=200, file_delete_delay_ms=0)
+
+
+def first_at_least(log: Log, timestamp: int) -> int | None:
+    found = (r.offset for b in read_batches(log) for r in records(b) if r.timestamp >= timestamp)
+    return next((offset for offset in found if offset >= log.log_start_offset), None)
+
+
+@given(st.integers(min_value=0, max_value=2**32))
+@settings(max_examples=100, deadline=None)
+def test_the_first_record_is_found(seed: int) -> None:
+    rng = Random(seed)
+    bench = Bench(CONFIG)
+    log = bench.open()
+    for _ in range(rng.randint(1, 4)):
+        spread = rng.choice((0, 1, 5, 50))
+        for _ in range(rng.randint(1, 60)):
+            append(log, batch(*[b"v"] * rng.randint(1, 4), timestamp=NOW + rng.randint(0, spread)))
+        log.update_high_watermark(log.log_end_offset)
+        match rng.randrange(4):
+            case 0:
+                log.truncate_to(rng.randint(log.log_start_offset, log.log_end_offset))
+            case 1:
+                log.increment_log_start_offset(rng.randint(log.log_start_offset, log.log_end_offset))
+            case 2:
+                close(log)
+                ends = log.log_start_offset, log.log_end_offset
+                log = bench.open(clean=True, recovery_point=ends[1], log_start_offset=ends[0])
+                log.update_high_watermark(ends[1])
+        for timestamp in range(NOW - 1, NOW + 56, rng.randint(1, 9)):
+            found = log.offset_for_timestamp(timestamp)
+            assert not isinstance(found, ErrorCode)
+            assert (found and found.offset) == first_at_least(log, timestamp)
+
+
+def test_equal_timestamps_are_not_searched_one_by_one() -> None:
+    reads: list[str] = []
+    bench = Bench(
+        LogConfig(), MemoryFiles(lambda operation, path: reads.append(path) if operation == "pread" else None)
+    )
+    log = bench.open()
+    for number in range(2_000):
+        append(log, batch(b"v" * 5_000, timestamp=NOW + 2 * (number == 1_990)))
+    reads.clear()
+    found = log.offset_for_timestamp(NOW + 1)
+    assert not isinstance(found, ErrorCode)
+    assert found is not None
+    assert found.offset == 1_990
+    assert len(reads) <= 3
