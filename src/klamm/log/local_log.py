@@ -124,7 +124,7 @@ class LocalLog:
                 log_end_offset=log_end_offset,
                 now_ms=self._env.clock.now_ms(),
             )
-        self.producers.rebuilt_after = self._env.host.youngest_connection()
+            self.producers.rebuilt_after = self._env.host.youngest_connection()
 
     # rolling and flushing
 

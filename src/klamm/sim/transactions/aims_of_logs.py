@@ -7,6 +7,7 @@ from typing import Final
 
 from klamm.errors import ErrorCode
 from klamm.log.log import Log
+from klamm.log.producer_history import MAX_CHANGES
 from klamm.model import TopicPartition, TransactionVersion
 from klamm.protocol.messages.api_versions import ApiVersionsRequest
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -25,6 +26,7 @@ from klamm.sim.violation import require
 READ_UNCOMMITTED: Final = 0
 CUT_S: Final = 0.6
 SHORT_S: Final = 0.1
+_FIRST_OTHER_PRODUCER: Final = 1_000_000
 
 
 async def _hold_back_unreplicated_end(stage: Stage) -> None:
@@ -149,7 +151,10 @@ async def _recover_logs(stage: Stage) -> None:
 
 
 async def _late_batch_after_truncation(stage: Stage) -> None:
-    """A replica truncates its log and forgets when a transaction was aborted. It leads, and a late batch arrives."""
+    """A replica truncates its log so far that it reads its producers again and forgets when a transaction was aborted.
+
+    It leads, and a late batch arrives.
+    """
     actor = Actor(stage, "w")
     await actor.init()
     home = next(node for node in stage.nodes if node is not stage.controller)
@@ -160,14 +165,14 @@ async def _late_batch_after_truncation(stage: Stage) -> None:
     sending = asyncio.ensure_future(actor.produce(tp, on="first", once=True))
     await stage.detained(late)
     await actor.abort()
-    await stage.wait(lambda: len({_log(node, tp).high_watermark for node in stage.nodes}) == 1, "all have the marker")
+    end = 2  # Behind a record and the marker.
+    await stage.wait(lambda: {_log(node, tp).high_watermark for node in stage.nodes} == {end}, "all have the marker")
     for other in others:
         stage.cut(home, other, CUT_S)
-    await _write_alone(stage, home, tp)
-    end = _log(home, tp).log_end_offset
+    await asyncio.gather(*[_write_alone(stage, home, tp, number) for number in range(MAX_CHANGES + 1)])
     await stage.lead(tp, others[0])
-    await stage.wait(lambda: _log(home, tp).log_end_offset < end, "the replica has truncated its log")
-    await stage.wait(lambda: _log(home, tp).high_watermark == end - 1, "the replica follows")
+    await stage.wait(lambda: _log(home, tp).log_end_offset == end, "the replica has truncated its log")
+    await stage.wait(lambda: _log(home, tp).high_watermark == end, "the replica follows")
     await stage.lead(tp, home)
     await actor.add(tp)
     late.release()
@@ -175,9 +180,13 @@ async def _late_batch_after_truncation(stage: Stage) -> None:
     await actor.commit()
 
 
-async def _write_alone(stage: Stage, leader: SimNode, tp: TopicPartition) -> None:
-    """A record without a transaction that no follower gets."""
-    data = PartitionProduceData(index=tp.partition, records=build_batch([Record(timestamp=0, value=b"alone")]))
+async def _write_alone(stage: Stage, leader: SimNode, tp: TopicPartition, number: int) -> None:
+    """A record of another producer, without a transaction, that no follower gets."""
+    producer_id = _FIRST_OTHER_PRODUCER + number
+    batch = build_batch(
+        [Record(timestamp=0, value=b"alone")], producer_id=producer_id, producer_epoch=0, base_sequence=0
+    )
+    data = PartitionProduceData(index=tp.partition, records=batch)
     topic = TopicProduceData(name=tp.topic, partition_data=[data])
     request = ProduceRequest(transactional_id=None, acks=1, timeout_ms=1_000, topic_data=[topic])
     response = await stage.ask(leader, request, 9)
