@@ -21,7 +21,7 @@ from klamm.security.sasl.mechanisms import SCRAM_SHA_512
 from klamm.testing import LocalCluster
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 3_600
+TIMEOUT_S = 5_400
 
 
 def known_failures(folder: Path) -> set[str]:

@@ -31,4 +31,5 @@ fi
 run "tests that are marked as long" --deselect "$matrix" "${marked[@]}"
 KLAMM_CRASH_MATRIX=long run "table of Spark whoever is killed" "$matrix"
 KLAMM_CHAOS_SECONDS=60 run "chaos for a minute" "$chaos"
+KLAMM_SIEGE_SECONDS=600 run "ten minutes of siege" tests/hostile/test_siege.py
 KLAMM_FUZZ_FRAMES=1000000 run "a million damaged frames" tests/property/test_fuzz_frames.py
