@@ -120,6 +120,10 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "a_loading_coordinator_knows_no_transactions",
         ),
         _rule(
+            "It has loaded when all in-sync replicas have every record that it has read (decision 0042)",
+            "a_successor_acts_before_its_followers_know",
+        ),
+        _rule(
             "FindCoordinator names the leader of the transactional id's partition", "transactions_are_found_like_groups"
         ),
         _rule(

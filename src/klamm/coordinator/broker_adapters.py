@@ -56,6 +56,8 @@ class Replicas(Protocol):
 
     def is_confirmed_leader(self, tp: TopicPartition, within_ms: int) -> bool: ...
 
+    def await_replication(self, tp: TopicPartition, timeout_ms: int) -> ErrorCode | asyncio.Future[ErrorCode]: ...
+
 
 class AppendRecords(Protocol):
     """Appends to the logs that this broker leads."""
@@ -188,6 +190,19 @@ class ReplicaOffsetsLog:
         tp = TopicPartition(self._topic, partition)
         outcome = self._append_records(-1, True, AppendOrigin.COORDINATOR, {tp: batch}, timeout_ms)
         return _later(outcome, tp, self._follow)
+
+    def await_replication(self, partition: int, timeout_ms: int) -> Deferred[ErrorCode]:
+        outcome = self._replicas.await_replication(TopicPartition(self._topic, partition), timeout_ms)
+        if not isinstance(outcome, asyncio.Future):
+            return Deferred.of(outcome)
+        replicated: Deferred[ErrorCode] = Deferred()
+
+        def on_done(done: asyncio.Future[ErrorCode]) -> None:
+            is_failed = done.cancelled() or done.exception() is not None
+            replicated.complete(ErrorCode.REQUEST_TIMED_OUT if is_failed else done.result())
+
+        outcome.add_done_callback(on_done)
+        return replicated
 
     def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
         built: Deferred[bytes | None] = Deferred()

@@ -50,6 +50,9 @@ class OffsetsLog(Protocol):
     def build(self, work: Callable[[], bytes]) -> Deferred[bytes | None]:
         """Runs `work`, which builds a large batch from frozen values, off the loop. None: it failed."""
 
+    def await_replication(self, partition: int, timeout_ms: int) -> Deferred[ErrorCode]:
+        """Done when all in-sync replicas have all records that are in the log now."""
+
     def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:
         """The log's start offset and end offset."""
 

@@ -150,6 +150,23 @@ class ReplicaManager:
             and isr.is_confirmed(partition.maximal_isr, partition.remotes, elapsed_ms(self.clock), within_ms)
         )
 
+    def await_replication(self, tp: TopicPartition, timeout_ms: int) -> ErrorCode | asyncio.Future[ErrorCode]:
+        """Return NONE once all in-sync replicas have all records that are in the log now."""
+        hosted = self.leader_log(tp)
+        if isinstance(hosted, ErrorCode):
+            return hosted
+        end_offset = hosted.log_end_offset
+
+        def outcome() -> ErrorCode | None:
+            hosted = self.leader_log(tp)
+            if isinstance(hosted, ErrorCode):
+                return hosted
+            return ErrorCode.NONE if hosted.high_watermark >= end_offset else None
+
+        return self.produce_purgatory.try_complete_else_watch(
+            (tp,), timeout_ms, outcome, lambda: ErrorCode.REQUEST_TIMED_OUT
+        )
+
     def host(self, partition: Partition) -> None:
         tp = partition.topic_partition
         if tp in self.partitions:

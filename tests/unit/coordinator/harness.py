@@ -52,6 +52,8 @@ class MemoryOffsetsLog:
     error: ErrorCode = ErrorCode.NONE
     read_error: ErrorCode = ErrorCode.NONE
     held: list[tuple[Deferred[Appended], Appended]] = field(default_factory=list)
+    behind_held: list[Deferred[ErrorCode]] = field(default_factory=list)
+    """Waits for the replication of the batches in `held`."""
     holds_builds: bool = False
     builds: list[tuple[Deferred[bytes | None], Callable[[], bytes]]] = field(default_factory=list)
     """Batches that a worker has yet to build, while `holds_builds`."""
@@ -78,6 +80,12 @@ class MemoryOffsetsLog:
         deferred: Deferred[Appended] = Deferred()
         self.held.append((deferred, appended))
         return deferred
+
+    def await_replication(self, partition: int, timeout_ms: int) -> Deferred[ErrorCode]:
+        if not self.held:
+            return Deferred.of(ErrorCode.NONE)
+        self.behind_held.append(Deferred())
+        return self.behind_held[-1]
 
     def append_transactional(
         self,
@@ -128,6 +136,9 @@ class MemoryOffsetsLog:
         held, self.held = self.held, []
         for deferred, appended in held:
             deferred.complete(appended if error is ErrorCode.NONE else Appended(error))
+        behind, self.behind_held = self.behind_held, []
+        for replicated in behind:
+            replicated.complete(error)
 
     def bounds(self, partition: int) -> tuple[int, int] | ErrorCode:
         return 0, self.end_offsets.get(partition, 0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,25 @@ def test_the_high_watermark_is_the_lowest_end_of_the_in_sync_replicas(one: OneBr
     assert partition.log.high_watermark == 3
     assert not partition.on_follower_fetch(3, 2, 0, elapsed_ms(one.clock), -1)
     assert partition.log.high_watermark == 3
+
+
+def test_replication_is_awaited_up_to_the_present_end_of_the_log(one: OneBroker) -> None:
+    replicas = one.broker.replicas
+    assert replicas.await_replication(TP, 1_000) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    partition = led(one, isr=(1, 2))
+    assert replicas.await_replication(TP, 1_000) is ErrorCode.NONE
+    append(one, partition, b"a")
+    replicated = replicas.await_replication(TP, 1_000)
+    assert isinstance(replicated, asyncio.Future) and not replicated.done()
+    append(one, partition, b"b")
+    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+    replicas.complete_after_high_watermark(TP)
+    assert replicated.result() is ErrorCode.NONE
+    assert replicas.await_replication(TP, 0) is ErrorCode.REQUEST_TIMED_OUT
+    lost = replicas.await_replication(TP, 1_000)
+    assert isinstance(lost, asyncio.Future)
+    one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=9, replicas=(1, 2, 3), isr=(1, 2))
+    assert lost.result() is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_lagging_member_is_to_be_removed_and_then_no_longer_waited_for(one: OneBroker) -> None:

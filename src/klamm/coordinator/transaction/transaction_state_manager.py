@@ -3,7 +3,7 @@ unloading, and the search for those that have timed out or expired.
 
 A partition is loaded when this broker becomes its leader and unloaded when it no longer is; leader epochs order the
 two, so that a late notification does not undo a newer one. A transition takes effect once all in-sync replicas have its
-record.
+record. This holds for records of a predecessor too: a partition is loaded once all in-sync replicas have all of it.
 """
 
 from __future__ import annotations
@@ -326,6 +326,30 @@ class TransactionStateManager:
             partition.add(TransactionMetadata(transactional_id, value, self._config.max_producer_epoch))
             if number % TRANSACTIONS_PER_SLICE == TRANSACTIONS_PER_SLICE - 1:
                 yield
+        self._finish_when_replicated(partition, self._finish(partition, on_loaded, started))
+
+    def _finish_when_replicated(self, partition: TransactionPartition, finish: Iterator[None]) -> None:
+        """A record that an in-sync replica lacks may be lost with this broker, so nothing may follow from it before."""
+
+        def on_replicated(error: ErrorCode) -> None:
+            if not self.is_current(partition):
+                return
+            if error is ErrorCode.NONE:
+                self._scheduler.spawn(finish)
+            elif error is ErrorCode.REQUEST_TIMED_OUT:
+                self._finish_when_replicated(partition, finish)
+            else:
+                _log.info("loading %s-%d failed: %s", TRANSACTION_STATE_TOPIC, partition.index, error.name)
+                del self._partitions[partition.index]
+
+        self._log.await_replication(partition.index, self._config.request_timeout_ms).then(on_replicated)
+
+    def _finish(
+        self,
+        partition: TransactionPartition,
+        on_loaded: Callable[[TransactionPartition], Iterator[None]],
+        started: float,
+    ) -> Iterator[None]:
         # Still loading: no request may prepare a transaction that `on_loaded` would then complete a second time.
         yield from on_loaded(partition)
         if not self.is_current(partition):

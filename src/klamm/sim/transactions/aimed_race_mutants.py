@@ -51,6 +51,12 @@ OF_RACES: Final = {
         "    if value.previous_producer_id not in (NO_PRODUCER_ID, value.producer_id):\n",
         "    if False:\n",
     ),
+    "a_successor_acts_before_its_followers_know": aimed(
+        "decision that a follower lacks",
+        _T + "transaction_state_manager",
+        "        self._finish_when_replicated(partition, self._finish(partition, on_loaded, started))\n",
+        "        self._scheduler.spawn(self._finish(partition, on_loaded, started))\n",
+    ),
     "a_late_question_refuses_a_batch": aimed(
         "marker during a question",
         "klamm.replica.transaction_verification",

@@ -147,6 +147,7 @@ async def _be_elected_late(stage: Stage) -> None:
     tp = await stage.partition_away_from(home)
     await stage.prefer(state, home)
     await stage.wait(lambda: _prefers(home, state), "the broker is the preferred leader")
+    await stage.wait(lambda: _knows_replicated(home, state), "the broker need not wait for its followers")
     await asyncio.sleep(SHORT_S)  # The controller has its answers: it sends the election at once.
     stage.pause(home)
     expect("the election of a paused broker", await stage.elect(state), ErrorCode.NONE)
@@ -162,6 +163,12 @@ async def _be_elected_late(stage: Stage) -> None:
 def _prefers(node: SimNode, tp: TopicPartition) -> bool:
     state = None if node.broker is None else node.broker.metadata.snapshot.partition(*tp)
     return state is not None and state.replicas[0] == node.id
+
+
+def _knows_replicated(node: SimNode, tp: TopicPartition) -> bool:
+    """Whether the broker knows that all in-sync replicas have its whole log."""
+    log = None if node.broker is None else node.broker.logs.logs[tp]
+    return log is not None and log.high_watermark == log.log_end_offset
 
 
 async def _expect_no_answer(stage: Stage, actor: Actor, home: SimNode, state: TopicPartition) -> None:

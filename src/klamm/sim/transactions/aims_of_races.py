@@ -11,6 +11,7 @@ from klamm.model import TopicPartition
 from klamm.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from klamm.protocol.messages.end_txn import EndTxnRequest
 from klamm.protocol.messages.fetch import FetchRequest
+from klamm.protocol.messages.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages.write_txn_markers import WriteTxnMarkersRequest
 from klamm.sim.aimed.cluster_stage import expect
 from klamm.sim.cluster import SimNode
@@ -36,6 +37,8 @@ The third and the sixth commit use up a producer id.
 """
 ANSWER_S: Final = 10.0
 """How long a leader waits for the coordinator of a transaction."""
+MARKERS_S: Final = 0.4
+"""Enough for a marker, and too short for a follower to leave the ISR."""
 
 
 def _log(node: SimNode, tp: TopicPartition) -> Log:
@@ -122,6 +125,49 @@ async def _fail_over_while_completing(stage: Stage) -> None:
     require(len(ids) > 2, "too few producer ids were used up")
 
 
+async def _lose_decision(stage: Stage) -> None:
+    """Two coordinators in turn have a decision that the third one never learns of: the abort of the third one counts.
+
+    The second one must not send a marker before the third broker has the decision.
+    """
+    actor, heir = Actor(stage, "w"), Actor(stage, "w", host="w.2")
+    await stage.coordinator(actor.transactional_id)
+    state = stage.transactions_of(actor.transactional_id)
+    third = stage.controller
+    first, second = (node for node in stage.nodes if node is not third)
+    await stage.move(state, first, second, third)
+    early, late = stage.tps[:2]
+    await stage.move(early, second, third)
+    await stage.lead(late, third)
+    await stage.wait(lambda: _log(third, state).high_watermark == _log(first, state).log_end_offset, "it is replicated")
+    await actor.init()
+    await actor.write(early, late)
+    fetch = stage.detain(third.host, FetchRequest, first)
+    await stage.detained(fetch)
+    committing = asyncio.ensure_future(actor.end(commit=True, once=True))
+    decided = _log(first, state).log_end_offset + 1
+    await stage.wait(lambda: _log(second, state).log_end_offset == decided, "the second broker has the decision")
+    stage.detain(third.host, LeaderAndIsrRequest, third)
+    stage.detain(second.host, WriteTxnMarkersRequest, third)
+    first.kill()
+    expect("a commit that is not replicated", await committing, None)
+    await stage.wait(lambda: stage.is_led_by_other(state, first), "the second broker is the coordinator")
+    await asyncio.sleep(MARKERS_S)
+    require(_log(third, state).log_end_offset < decided, "the third broker has the decision")
+    second.kill()
+    await stage.wait(lambda: _leads(third, state), "the third broker is the coordinator")
+    first.start()
+    second.start()
+    await heir.init()
+    await heir.write(early, late)
+    await heir.commit()
+    await stage.move(early, third, first, second)
+
+
+def _leads(node: SimNode, tp: TopicPartition) -> bool:
+    return node.broker is not None and node.broker.replicas.partitions[tp].is_leader
+
+
 async def _mark_during_question(stage: Stage) -> None:
     """A producer continues before its commit is complete. The marker arrives while the leader verifies the next one."""
     actor = Actor(stage, "w", is_new=True)
@@ -203,6 +249,7 @@ AIMS_OF_RACES: Final[dict[str, Aim]] = {
     "end during a timeout": Aim(_end_during_timeout),
     "marker during a question": Aim(_mark_during_question, REPAIRED),
     "failover while completing": Aim(_fail_over_while_completing, REPAIRED, max_epoch=3),
+    "decision that a follower lacks": Aim(_lose_decision),
     "joined questions": Aim(_join_questions),
     "lost question": Aim(_lose_question),
 }

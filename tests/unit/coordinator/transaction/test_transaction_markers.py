@@ -15,7 +15,7 @@ from klamm.coordinator.transaction.transaction_markers import (
 from klamm.coordinator.transaction.transaction_metadata import TransactionState, TransactionValue
 from klamm.coordinator.transaction.transaction_state_manager import TRANSACTIONS_PER_SLICE
 from klamm.errors import ErrorCode
-from klamm.model import TopicPartition
+from klamm.model import ProducerIdAndEpoch, TopicPartition
 from tests.unit.coordinator.transaction.txn_harness import FIRST_ID, T0, T1, TIMEOUT_MS, TXN, TxnHarness
 
 NONE = ErrorCode.NONE
@@ -240,6 +240,61 @@ def test_a_new_coordinator_sends_the_markers_of_prepared_transactions(commit: bo
     ]
 
 
+def undecided() -> tuple[TxnHarness, ProducerIdAndEpoch]:
+    """A new coordinator whose predecessor died before all in-sync replicas had the decision of its transaction."""
+    broker = TxnHarness().start()
+    producer = broker.new_producer()
+    broker.add(producer, T0, T1)
+    broker.log.holds = True
+    assert not broker.coordinator.end_transaction(TXN, *producer, commit=True).done
+    broker = broker.take_over(epoch=1)
+    broker.log.holds = False
+    return broker, producer
+
+
+def test_no_marker_is_sent_before_all_in_sync_replicas_have_the_decision() -> None:
+    """Otherwise the next coordinator may not know the decision, and abort the rest of the transaction."""
+    broker, producer = undecided()
+    assert broker.leaders.received == []
+    assert broker.commit(producer) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert broker.init().error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert broker.log.behind_held, "the replication is not awaited"
+    broker.log.release()
+    broker.scheduler.run_jobs()
+    assert [(m.tp, m.commit, m.coordinator_epoch) for m in broker.leaders.received] == [(T0, True, 1), (T1, True, 1)]
+    assert broker.state() is STATES.COMPLETE_COMMIT
+    assert broker.commit(producer) is NONE
+
+
+def test_replication_is_awaited_until_it_succeeds() -> None:
+    broker, _ = undecided()
+    behind, broker.log.behind_held = broker.log.behind_held, []
+    for replicated in behind:
+        replicated.complete(ErrorCode.REQUEST_TIMED_OUT)
+    broker.scheduler.run_jobs()
+    assert broker.leaders.received == []
+    broker.log.release()
+    broker.scheduler.run_jobs()
+    assert broker.state() is STATES.COMPLETE_COMMIT
+
+
+def test_a_coordinator_that_was_replaced_before_the_replication_sends_no_marker() -> None:
+    broker, producer = undecided()
+    broker.resign(2)
+    broker.log.release()
+    broker.scheduler.run_jobs()
+    assert broker.leaders.received == []
+    assert broker.commit(producer) is ErrorCode.NOT_COORDINATOR
+
+
+def test_a_partition_that_is_no_longer_led_is_not_coordinated() -> None:
+    broker, producer = undecided()
+    broker.log.release(ErrorCode.KAFKA_STORAGE_ERROR)
+    broker.scheduler.run_jobs()
+    assert broker.leaders.received == []
+    assert broker.commit(producer) is ErrorCode.NOT_COORDINATOR
+
+
 def test_markers_are_sent_again_if_the_coordinator_died_before_it_stored_the_end() -> None:
     broker = TxnHarness().start()
     broker.holds = True
@@ -353,8 +408,9 @@ def test_an_append_that_outlives_the_leadership_is_not_applied() -> None:
     broker.resign(1)
     broker.log.holds = False
     broker.elect(2)
-    assert broker.state() is STATES.ONGOING  # the log has it
     broker.log.release()
+    broker.scheduler.run_jobs()
+    assert broker.state() is STATES.ONGOING  # the log has it
     assert waiting.value is ErrorCode.NOT_COORDINATOR
     assert broker.txn.pending is None
 
