@@ -53,6 +53,11 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "a_deposed_producer_recovers",
             "a_producer_of_another_id_recovers",
         ),
+        _rule(
+            "A recovery has no effect once its producer has used a later epoch (decision 0031)",
+            "a_late_recovery_aborts_a_transaction",
+            "a_late_recovery_hides_a_commit",
+        ),
         _rule("The timeout of a transaction is limited", "timeouts_are_not_limited"),
         _rule(
             "No producer gets the last epoch of an id: its next id is stored with the decision, and used from then on",

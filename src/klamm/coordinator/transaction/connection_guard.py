@@ -34,5 +34,7 @@ def admits(
 
 
 def begin_epoch(txn: TransactionMetadata, origin: ConnectionOrder | None) -> None:
-    """The producer at `origin` received the current epoch."""
-    txn.actor, txn.youngest_connection, txn.answered_on = txn.value.identity, origin or 0, None
+    """The producer at `origin` received the current epoch. Of its repeated requests, an older one may arrive last."""
+    identity = txn.value.identity
+    youngest = txn.youngest_connection if txn.actor == identity else 0
+    txn.actor, txn.youngest_connection, txn.answered_on = identity, max(youngest, origin or 0), None

@@ -50,6 +50,8 @@ def init_producer_id(
     value = txn.value
     if expected is not None and not _may_continue(txn, expected):
         return ErrorCode.PRODUCER_FENCED
+    if expected is not None and _is_late(txn, expected):
+        return ErrorCode.PRODUCER_FENCED
     if value.state is TransactionState.ONGOING:
         return fence(txn, server_version=server_version, new_producer_id=new_producer_id, now_ms=now_ms)
     epochs = _next_epochs(txn, expected)
@@ -91,6 +93,18 @@ def _may_continue(txn: TransactionMetadata, expected: ProducerIdAndEpoch) -> boo
         or expected.producer_id == value.producer_id
         or (expected.producer_id == value.previous_producer_id and txn.is_exhausted(expected.producer_epoch))
     )
+
+
+def _is_late(txn: TransactionMetadata, expected: ProducerIdAndEpoch) -> bool:
+    """Whether a producer has already used an epoch after `expected`.
+
+    Then the request was repeated and answered, or comes from a deposed producer. An epoch of which no producer knows is
+    not used: the coordinator takes one when it aborts an open transaction, and an end of level 2 reserves the next one.
+    """
+    value = txn.value
+    if expected == value.identity or value.state is TransactionState.EMPTY:
+        return False
+    return value.state is TransactionState.ONGOING or not value.client_version.bumps_epoch
 
 
 def _next_epochs(txn: TransactionMetadata, expected: ProducerIdAndEpoch | None) -> tuple[int, int] | ErrorCode | Need:

@@ -121,6 +121,18 @@ _OF_ENDS: Final = {
         "    if expected is not None and not _may_continue(txn, expected):\n",
         "    if False:\n",
     ),
+    "a_late_recovery_aborts_a_transaction": aimed(
+        "late recovery",
+        _T + "transaction_rules",
+        "    return value.state is TransactionState.ONGOING or not value.client_version.bumps_epoch\n",
+        "    return value.state is not TransactionState.ONGOING and not value.client_version.bumps_epoch\n",
+    ),
+    "a_late_recovery_hides_a_commit": aimed(
+        "late recovery",
+        _T + "transaction_rules",
+        "    return value.state is TransactionState.ONGOING or not value.client_version.bumps_epoch\n",
+        "    return value.state is TransactionState.ONGOING\n",
+    ),
     "timeouts_are_not_limited": aimed(
         "recovery",
         _T + "transaction_coordinator",

@@ -17,6 +17,8 @@ from klamm.sim.violation import require
 
 MAX_TIMEOUT_MS: Final = 900_000
 EXPIRATION_MS: Final = 400
+SHORT_S: Final = 0.1
+"""Enough for a request to take effect."""
 
 
 async def _repeat_end(stage: Stage) -> None:
@@ -102,6 +104,34 @@ async def _recover(stage: Stage) -> None:
     expect("a timeout that is too long", refused, ErrorCode.INVALID_TRANSACTION_TIMEOUT)
 
 
+async def _recover_late(stage: Stage) -> None:
+    """A recovery that was repeated arrives during the next transaction, or after its commit, whose answer is lost.
+
+    It must not abort the transaction, and must not make the coordinator forget that it was committed.
+    """
+    actor, tp = Actor(stage, "w"), stage.tps[0]
+    await actor.init()
+    for is_open in (True, False):
+        late = stage.detain(actor.host, InitProducerIdRequest)
+        expect("a recovery that is late", await actor.init(recovers=True, once=True), None)
+        expect("the repeated recovery", await actor.init(recovers=True), ErrorCode.NONE)
+        await actor.write(tp)
+        if is_open:
+            late.release()
+            await asyncio.sleep(SHORT_S)
+            await actor.commit()
+            continue
+        stage.lose_answer(actor.host, EndTxnRequest)
+        expect("a commit without an answer", await actor.end(commit=True, once=True), None)
+        stage.keep_answers(actor.host, EndTxnRequest)
+        await stage.completed(await stage.coordinator(actor.transactional_id), actor.transactional_id)
+        late.release()
+        await asyncio.sleep(SHORT_S)
+        refused = await actor.end(commit=False, on="third")
+        expect("an abort that may mean the committed transaction", refused, ErrorCode.INVALID_TXN_STATE)
+        expect("the repeated commit", await actor.end(commit=True, on="third"), ErrorCode.NONE)
+
+
 async def _take_over(stage: Stage) -> None:
     """A new producer aborts the open transaction: the abort and the new producer each bump the epoch (KAFKA-19367)."""
     first, second = Actor(stage, "w", is_new=True, host="w.1"), Actor(stage, "w", is_new=True, host="w.2")
@@ -185,6 +215,7 @@ AIMS_OF_ENDS: Final[dict[str, Aim]] = {
     "repeated end with a bump": Aim(_repeat_bumped_end, REPAIRED),
     "next transaction while completing": Aim(_continue_while_completing, REPAIRED, max_epoch=3),
     "recovery": Aim(_recover, max_epoch=4),
+    "late recovery": Aim(_recover_late),
     "take-over": Aim(_take_over, REPAIRED),
     "stored last epoch": Aim(_abort_in_last_epoch, REPAIRED, max_epoch=5),
     "timeout": Aim(_time_out),
