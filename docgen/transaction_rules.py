@@ -368,6 +368,10 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
             "a_deposed_coordinator_knows_all_producers",
         ),
         _rule("Neither is the question of a partition leader", "a_deposed_coordinator_verifies_partitions"),
+        _rule(
+            "Nor DescribeTransactions, by which Spark's sink decides a batch",
+            "a_deposed_coordinator_describes_transactions",
+        ),
         _rule("Nor a request for stable offsets", "a_deposed_group_coordinator_returns_offsets"),
         _rule(
             "A fetch confirms the leader at the time of the fetch before it",

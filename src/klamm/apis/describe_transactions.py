@@ -1,7 +1,8 @@
 """DescribeTransactions (65): state, producer and partitions of transactional ids.
 
-v0. Only the coordinator of an id answers; others return NOT_COORDINATOR (16). An unknown id is
-TRANSACTIONAL_ID_NOT_FOUND (105), an empty one INVALID_REQUEST (42). Each id is answered once.
+v0. Only the coordinator of an id answers; others, and one that may have a successor after a pause (decision 0042),
+return NOT_COORDINATOR (16). An unknown id is TRANSACTIONAL_ID_NOT_FOUND (105), an empty one INVALID_REQUEST (42). Each
+id is answered once.
 """
 
 from __future__ import annotations

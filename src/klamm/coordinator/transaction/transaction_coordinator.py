@@ -354,6 +354,8 @@ class TransactionCoordinator:
             return TransactionDescription(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
         if isinstance(found, ErrorCode):
             return TransactionDescription(found)
+        if not self._manager.is_confirmed(found[0]):  # Spark's sink decides by the answer
+            return TransactionDescription(ErrorCode.NOT_COORDINATOR)
         return TransactionDescription(ErrorCode.NONE, found[1].value)
 
     def list_transactions(

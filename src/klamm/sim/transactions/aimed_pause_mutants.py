@@ -30,6 +30,12 @@ OF_PAUSES: Final = {
         "        if not self._manager.is_confirmed(found[0]):\n",
         "        if False:\n",
     ),
+    "a_deposed_coordinator_describes_transactions": aimed(
+        _MORE,
+        _T + "transaction_coordinator",
+        "        if not self._manager.is_confirmed(found[0]):  # Spark's sink decides by the answer\n",
+        "        if False:\n",
+    ),
     "a_deposed_coordinator_adds_partitions": aimed(
         _MORE,
         _T + "transaction_coordinator",

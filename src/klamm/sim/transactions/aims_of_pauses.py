@@ -15,6 +15,7 @@ from klamm.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
+from klamm.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from klamm.protocol.messages.fetch import FetchRequest
 from klamm.protocol.messages.init_producer_id import InitProducerIdRequest
 from klamm.sim.aimed.cluster_stage import expect
@@ -185,7 +186,7 @@ async def _expect_no_answer(stage: Stage, actor: Actor, home: SimNode, state: To
 
 
 async def _ask_deposed_for_more(stage: Stage, *, writes_first: bool) -> None:
-    """A deposed coordinator does not verify or add partitions from memory, and fences and forgets no producer.
+    """A deposed coordinator does not verify, add or describe from memory, and fences and forgets no producer.
 
     It appends a record that nobody follows, before or after it receives the fetches that have waited.
     """
@@ -209,6 +210,7 @@ async def _ask_deposed_for_more(stage: Stage, *, writes_first: bool) -> None:
         "AddPartitionsToTxn": _try(writer.ask(home, _addition(writer, tp), 0, on="again")),
         "a recovery": _try(idle.ask(home, _initialisation(idle), 4, on="again")),
         "EndTxn": new.ask_to_commit(home),
+        "DescribeTransactions": _description(stage, home, writer),
     }
     tasks = {what: asyncio.ensure_future(each) for what, each in asking.items()}
     await asyncio.sleep(SHORT_S)
@@ -236,6 +238,15 @@ async def _try(asking: Coroutine[Any, Any, Any]) -> ErrorCode | None:
     topics = [topic for result in response.results_by_transaction for topic in result.topic_results]
     topics += response.results_by_topic_v3_and_below
     return ErrorCode(topics[0].results_by_partition[0].partition_error_code)
+
+
+async def _description(stage: Stage, node: SimNode, actor: Actor) -> ErrorCode | None:
+    request = DescribeTransactionsRequest(transactional_ids=[actor.transactional_id])
+    try:
+        response = await stage.ask(node, request, 0)
+    except OSError:
+        return None
+    return ErrorCode(response.transaction_states[0].error_code)
 
 
 def _initialisation(actor: Actor) -> InitProducerIdRequest:

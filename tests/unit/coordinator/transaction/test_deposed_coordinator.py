@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from klamm.coordinator.transaction.transaction_results import TransactionDescription
 from klamm.errors import ErrorCode
 from klamm.model import ProducerIdAndEpoch, TransactionVersion
 from tests.unit.coordinator.transaction.txn_harness import T0, T1, TV_0, TV_2, TXN, TxnHarness
@@ -44,6 +45,15 @@ def test_no_producer_is_fenced_or_unknown() -> None:
     unknown = broker.coordinator.add_partitions("unknown", *producer, [T0])
     assert unknown.value is NOT_COORDINATOR
     assert broker.coordinator.describe("unknown").error is NOT_COORDINATOR
+
+
+def test_no_transaction_is_described() -> None:
+    """Spark's sink decides a batch if all its transactions are open: one that its successor has aborted is not."""
+    broker, producer = committed(TV_0)
+    assert broker.add(producer, T0) is NONE
+    assert broker.coordinator.describe(TXN).error is NONE
+    broker.log.is_doubtful = True
+    assert broker.coordinator.describe(TXN) == TransactionDescription(NOT_COORDINATOR)
 
 
 def test_no_partition_is_confirmed_or_refused() -> None:
