@@ -261,6 +261,15 @@ class Partition:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 
+    def is_replicated(self, end_offset: int) -> bool:
+        """Whether all in-sync replicas have the log up to `end_offset`: no election among them can lose it.
+
+        With fewer members than `min.insync.replicas` the high watermark does not show it.
+        """
+        assert self.log is not None
+        in_sync = (self.remotes[each] for each in self.maximal_isr if each in self.remotes)
+        return self.log.high_watermark >= end_offset or all(each.log_end_offset >= end_offset for each in in_sync)
+
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Advance the high watermark if enough replicas are in sync; it never goes back while this broker leads."""
         log = self.log

@@ -158,10 +158,10 @@ class ReplicaManager:
         end_offset = hosted.log_end_offset
 
         def outcome() -> ErrorCode | None:
-            hosted = self.leader_log(tp)
-            if isinstance(hosted, ErrorCode):
-                return hosted
-            return ErrorCode.NONE if hosted.high_watermark >= end_offset else None
+            partition = self.partition_or_error(tp)
+            if isinstance(partition, ErrorCode) or not partition.is_leader:
+                return partition if isinstance(partition, ErrorCode) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return ErrorCode.NONE if partition.is_replicated(end_offset) else None
 
         return self.produce_purgatory.try_complete_else_watch(
             (tp,), timeout_ms, outcome, lambda: ErrorCode.REQUEST_TIMED_OUT

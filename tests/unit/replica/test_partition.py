@@ -56,7 +56,7 @@ def test_replication_is_awaited_up_to_the_present_end_of_the_log(one: OneBroker)
     replicated = replicas.await_replication(TP, 1_000)
     assert isinstance(replicated, asyncio.Future) and not replicated.done()
     append(one, partition, b"b")
-    partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
+    assert partition.on_follower_fetch(2, 1, 0, elapsed_ms(one.clock), -1)
     replicas.complete_after_high_watermark(TP)
     assert replicated.result() is ErrorCode.NONE
     assert replicas.await_replication(TP, 0) is ErrorCode.REQUEST_TIMED_OUT
@@ -64,6 +64,19 @@ def test_replication_is_awaited_up_to_the_present_end_of_the_log(one: OneBroker)
     assert isinstance(lost, asyncio.Future)
     one.leader_and_isr({"t": [0]}, leader=2, leader_epoch=9, replicas=(1, 2, 3), isr=(1, 2))
     assert lost.result() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_replication_is_awaited_by_in_sync_replicas_only_even_if_they_are_too_few(one: OneBroker) -> None:
+    """No election among them can lose the records, so a coordinator need not wait for the others."""
+    one.topic_configs["t"] = LogConfig(min_insync_replicas=2)
+    partition, replicas = led(one, isr=(1, 2)), one.broker.replicas
+    append(one, partition, b"a")
+    replicated = replicas.await_replication(TP, 1_000)
+    assert isinstance(replicated, asyncio.Future) and not replicated.done()
+    assert partition.commit_isr((1,), partition.leader_epoch, 1, elapsed_ms(one.clock))
+    replicas.complete_after_high_watermark(TP)
+    assert partition.log is not None and partition.log.high_watermark == 0
+    assert replicated.result() is ErrorCode.NONE
 
 
 def test_a_lagging_member_is_to_be_removed_and_then_no_longer_waited_for(one: OneBroker) -> None:
