@@ -154,10 +154,22 @@ class SinkMatrix:
 
     def coordinator(self) -> int:
         """Return the broker that coordinates the sink's state."""
-        query = json.loads((self.checkpoint / "metadata").read_text())["id"]
+        return self._coordinator_of(f"{self._query()}.driver")
+
+    def task_coordinator(self) -> int:
+        """Return the broker that coordinates a transaction of a task that is open now."""
+        open_ids = [each for each in self.open_transactions() if each != f"{self._query()}.driver"]
+        assert open_ids, "no task has an open transaction"
+        return self._coordinator_of(open_ids[0])
+
+    def _query(self) -> str:
+        """Return the name of the sink."""
+        return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
+
+    def _coordinator_of(self, transactional_id: str) -> int:
         with driver_client(self.cluster.bootstrap_servers, self._security) as client:
             client.metadata(())
-            host_port = client.retry("the coordinator", lambda: client.coordinators([f"{query}.driver"], 1))
+            host_port = client.retry("the coordinator", lambda: client.coordinators([transactional_id], 1))
             [address] = host_port.values()
             return next(broker for broker, at in client.addresses().items() if at == address)
 
@@ -203,14 +215,19 @@ def crashes_of_executors(matrix: SinkMatrix) -> None:
 
 
 def crashes_of_brokers(matrix: SinkMatrix, kill: Callable[[int], None]) -> None:
-    """The leader of a partition and the transaction coordinator die while transactions are open, or half ended."""
+    """The leader of a partition and transaction coordinators die while transactions are open, or half ended."""
     first = len(list((matrix.checkpoint / "commits").glob("[0-9]*")))
     matrix.produce(5)
-    prepared, half = ("before_decision", first + 1, "wait"), ("between_ends", first + 2, "wait")
-    process = matrix.start(prepared, half)
+    prepared, half, ending = (
+        ("before_decision", first + 1, "wait"),
+        ("between_ends", first + 2, "wait"),
+        ("between_ends", first + 3, "wait"),
+    )
+    process = matrix.start(prepared, half, ending)
     victims: tuple[tuple[Crash, Callable[[], int]], ...] = (
         (prepared, lambda: matrix.cluster.leader(matrix.target, 0)),
         (half, matrix.coordinator),
+        (ending, matrix.task_coordinator),
     )
     for crash, victim_of in victims:
         matrix.await_mark(process, crash)
