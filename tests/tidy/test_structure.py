@@ -231,6 +231,27 @@ def test_each_meter_of_topics_is_written_in_one_module() -> None:
     assert {meter: found for meter, found in writers.items() if len(found) != 1} == {}
 
 
+CHANGES_OF_THE_METADATA = {
+    "klamm.apis.update_metadata": {"update"},
+    "klamm.server.missed_deletions": {"forget"},
+}
+"""The modules that change the metadata cache, and how; ARCHITECTURE.md names them."""
+
+
+def test_two_modules_change_the_metadata_cache() -> None:
+    """Simulated brokers are wired by other modules."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        if module.name.startswith("klamm.sim."):
+            continue
+        for node in module.nodes:
+            if not isinstance(node, ast.Attribute) or node.attr not in ("update", "forget"):
+                continue
+            if ast.unparse(node.value).rpartition(".")[2] == "metadata":
+                found[module.name].add(node.attr)
+    assert found == CHANGES_OF_THE_METADATA
+
+
 def test_authentications_are_counted_by_the_gate() -> None:
     writes = re.compile(r"\bcounts\.\w+ [+-]?= ")
     assert {m.name for m in modules() if m.name.startswith("klamm.network.") and writes.search(m.text)} == {

@@ -1,4 +1,4 @@
-"""UpdateMetadata (6): the controller sends this broker the state of the cluster. The cache's only writer.
+"""UpdateMetadata (6): the controller sends this broker the state of the cluster, for its metadata cache.
 
 v0-8: endpoints by security protocol v1, by listener name v3; rack v2; offline replicas v4; broker epoch and grouping
 by topic v5; topic ids v7; KRaft flag and type v8 (read and not used: they are for migrations).

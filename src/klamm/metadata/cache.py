@@ -1,4 +1,4 @@
-"""The broker's view of the cluster. Owner of the snapshot; `update`, from UpdateMetadata, and `forget` write it."""
+"""The broker's view of the cluster. `update` (UpdateMetadata) and `forget` (missed deletions) change the snapshot."""
 
 from __future__ import annotations
 
