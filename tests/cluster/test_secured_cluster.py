@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,9 +89,10 @@ def read_all(cluster: SecuredCluster) -> list[bytes]:
 def peer_serial(cluster: SecuredCluster) -> int:
     host, port = cluster.bootstrap().split(",")[0].split(":")
     with BlockingConnection((host, int(port)), client_id="test", security=cluster.client_security()) as connection:
-        certificate = connection.peer_certificate
+        assert isinstance(connection._socket, ssl.SSLSocket)
+        certificate = connection._socket.getpeercert()
         assert certificate is not None
-        return int(certificate["serialNumber"], 16)
+        return int(str(certificate["serialNumber"]), 16)
 
 
 def name_keystore(cluster: SecuredCluster, path: Path) -> None:

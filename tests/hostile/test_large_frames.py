@@ -92,7 +92,7 @@ def test_one_turn_of_the_loop_reads_little_of_a_large_frame(protocol: SecurityPr
                 received = [0]
                 while received[-1] < sent - 4:
                     await asyncio.sleep(0)
-                    received.append(next(iter(connections)).unfinished_bytes)
+                    received.append(next(iter(connections))._reader.pending_bytes)
                 turns = [after - before for before, after in itertools.pairwise(received)]
                 assert max(turns) <= 2 * GROWTH_BYTES
 
@@ -125,7 +125,9 @@ def test_an_unfinished_frame_of_a_closed_connection_is_freed_in_steps(protocol: 
             connections = server.network.acceptors[0].processor.connections
             client = await server.user()
             client.writer.write(sync(LARGE_BYTES)[:-1])
-            await until(lambda: connections and next(iter(connections)).unfinished_bytes > LARGE_BYTES - FREED_BYTES)
+            await until(
+                lambda: connections and next(iter(connections))._reader.pending_bytes > LARGE_BYTES - FREED_BYTES
+            )
             reader = next(iter(connections))._reader
             kept = Kept()
             assert isinstance(reader._large, mmap)

@@ -273,7 +273,7 @@ def test_reads_of_a_closed_connection_are_dropped_and_changes_are_made(large: bo
             left = list(server.network.acceptors[0].processor.connections)
             await until(lambda: all(c.is_closed or c.has_peer_closed() for c in left))
             server.network.handler_pool.start()
-            await until(lambda: server.network.channel.in_flight == 0 and server.network.connection_count == 0)
+            await until(lambda: server.network.channel.in_flight == 0 and server.connection_count == 0)
             assert not reads.asked
             assert len(changes.asked) >= 5 * MAX_IN_FLIGHT // 2
             assert server.network.channel.unsent_bytes == 0
@@ -422,13 +422,13 @@ def test_half_sent_requests_are_bounded_and_the_stalled_ones_go(protocol: Securi
             for client in stalled:
                 client.writer.write(whole[:most])
             # Bytes that arrive after the clock has moved would be activity.
-            await until(lambda: [connection.unfinished_bytes for connection in connections] == [most - 4] * 2)
+            await until(lambda: [connection._reader.pending_bytes for connection in connections] == [most - 4] * 2)
             assert 1_500_000 < channel.unfinished.total_bytes < 2_000_000
             clock.seconds += 2
             active = [await server.user() for _ in range(3)]
             for client in active:
                 client.writer.write(whole[:most])
-            await until(lambda: server.network.connection_count == 3)
+            await until(lambda: server.connection_count == 3)
             assert [await client.receive_end() for client in stalled] == [b"", b""]
             for client in active:
                 client.writer.write(whole[most:])
@@ -451,16 +451,16 @@ def test_unread_responses_are_bounded_and_the_slow_readers_go(protocol: Security
             channel, connections = server.network.channel, server.network.acceptors[0].processor.connections
             channel.unread = Hoard("unread responses", 50_000_000, clock.monotonic)
             slow = [await server.user() for _ in range(4)]
-            await until(lambda: server.network.connection_count == len(slow))
+            await until(lambda: server.connection_count == len(slow))
             for number, client in enumerate(slow, 1):
                 client.writer.transport.pause_reading()  # type: ignore[attr-defined]
                 for _ in range(MAX_IN_FLIGHT):
                     client.send(MetadataRequest(topics=[]), 9)
                 # Its response is held, perhaps in the place of another client's that had to go for it.
-                await until(lambda: len(channel.unread._held) + 4 - server.network.connection_count >= number)  # noqa: B023
+                await until(lambda: len(channel.unread._held) + 4 - server.connection_count >= number)  # noqa: B023
                 await settled()
                 clock.seconds += 2
-            await until(lambda: server.network.connection_count <= 2)
+            await until(lambda: server.connection_count <= 2)
             other = await server.user()
             await ping(other, 1)
             assert channel.unread.total_bytes <= 50_000_000
@@ -484,7 +484,7 @@ def test_a_large_request_is_not_received_while_the_queued_ones_fill_the_memory(p
             await until(lambda: server.network.channel.memory_pool.waiting)
             await settled()
             connections = server.network.acceptors[0].processor.connections
-            assert max(connection.unfinished_bytes for connection in connections) < 600_000
+            assert max(connection._reader.pending_bytes for connection in connections) < 600_000
             server.network.handler_pool.start()
             await first.receive()
             await second.receive()

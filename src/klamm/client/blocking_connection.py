@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from klamm.client.client_errors import AuthenticationError
 from klamm.client.exchange import MAX_RESPONSE_BYTES, Exchange, Pending
@@ -139,11 +139,6 @@ class BlockingConnection:
     @property
     def is_closed(self) -> bool:
         return self._socket.fileno() < 0
-
-    @property
-    def peer_certificate(self) -> dict[str, Any] | None:
-        """The broker's certificate as the ssl module describes it; None without TLS."""
-        return self._socket.getpeercert() if isinstance(self._socket, ssl.SSLSocket) else None
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

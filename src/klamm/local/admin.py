@@ -39,7 +39,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Message)
 Addresses = Mapping[int, tuple[str, int]]
 
-CLIENT_ID: Final = "klamm-testing"
+CLIENT_ID: Final = "klamm-local"
 _CHANGE_MS: Final = LOCAL_REQUEST.request_ms
 _LOOKUP_S: Final = 0.5
 _BROKER_RESOURCE: Final = 4

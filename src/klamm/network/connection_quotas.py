@@ -76,9 +76,6 @@ class ConnectionQuotas:
     def total(self) -> int:
         return self._total
 
-    def connections_of(self, ip: str) -> int:
-        return self._by_ip.get(ip, 0)
-
     def may_open(self, listener: str, ip: str) -> bool:
         """Whether there is a file descriptor for another connection."""
         room = self.room

@@ -30,7 +30,6 @@ MIN_REAUTHENTICATION_S: Final = 1.0
 
 # A lookup in an Enum costs more than a comparison, and a login has a dozen of them.
 _IN_HANDSHAKE: Final = SaslState.HANDSHAKE
-_IN_AUTHENTICATE: Final = SaslState.AUTHENTICATE
 _IN_TOKENS: Final = SaslState.TOKENS
 _COMPLETE: Final = SaslState.COMPLETE
 _FAILED: Final = SaslState.FAILED

@@ -58,11 +58,6 @@ class GuardedProtocol(PausableProtocol):
         self._turn_at = 0.0
         """When this authentication may continue; 0 if it has not had to wait for the failures of its address."""
 
-    @property
-    def unfinished_bytes(self) -> int:
-        """How many bytes of an incomplete frame the connection holds."""
-        return self._reader.pending_bytes
-
     def log_refusal(self, level: int, action: str, reason: str) -> None:
         """Log why the connection is refused or closed, unless its address has caused too many such lines."""
         context = self.context

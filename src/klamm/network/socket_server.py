@@ -168,10 +168,6 @@ class SocketServer:
     def bound_port(self, listener: str) -> int:
         return next(a.port for a in self.acceptors if a.endpoint.listener == listener)
 
-    @property
-    def connection_count(self) -> int:
-        return sum(len(a.processor.connections) for a in self.acceptors)
-
     async def bind(self) -> None:
         """Bind every listener or none. Raises ConfigError, which names the listener, if an address is in use."""
         try:

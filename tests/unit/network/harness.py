@@ -130,6 +130,13 @@ class Server:
         self._started = started
         self._clients: list[RawClient] = []
 
+    @property
+    def connection_count(self) -> int:
+        return sum(len(acceptor.processor.connections) for acceptor in self.network.acceptors)
+
+    def connections_of(self, ip: str) -> int:
+        return self.network.quotas._by_ip.get(ip, 0)
+
     async def __aenter__(self) -> Self:
         await self.network.bind()
         if self._started:

@@ -53,7 +53,7 @@ async def connect_without_rule(server: SecuredServer) -> None:
 
 
 async def connect_once_more(server: SecuredServer) -> None:
-    if not server.network.connection_count:
+    if not server.connection_count:
         await beat(await server.client())
     await send(server, b"")
 
@@ -81,7 +81,7 @@ def test_equal_refusals_of_an_address_are_logged_a_few_times(
             for _ in range(SAME_LINES + 5):
                 await refusal(server)
                 if refusal is not connect_once_more:
-                    await until(lambda: server.network.connection_count == 0)
+                    await until(lambda: server.connection_count == 0)
 
     uvloop.run(scenario())
     lines = [record.getMessage() for record in caplog.records if text in record.getMessage()]

@@ -500,7 +500,7 @@ def test_a_failed_handler_a_lost_connection_and_no_response() -> None:
             leaving.send(heartbeat(2))
             await until(lambda: len(records(server)) == 2 and server.network.channel.in_flight == 1)
             await leaving.close()
-            await until(lambda: server.network.connection_count == 1)
+            await until(lambda: server.connection_count == 1)
             waiting.set_result(HeartbeatResponse(error_code=0))
             await until(lambda: len(records(server)) == 3)
             assert [(record.outcome, record.error) for record in records(server)] == [

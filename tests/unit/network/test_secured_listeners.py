@@ -70,12 +70,12 @@ def test_a_handshake_that_does_not_end_is_cut_off_and_counts_in_the_quota(run: R
         limits = ConnectionLimits(max_connections_per_ip=2)
         async with SecuredServer(SecurityProtocol.SSL, limits=limits) as server:
             patient, garbling = await server.client(), await server.client()
-            await until(lambda: server.network.quotas.connections_of("127.0.0.1") == 2)
+            await until(lambda: server.connections_of("127.0.0.1") == 2)
             third = await server.client()
             assert await third.receive_end() == b"", "the address has reached its limit during the handshakes"
             garbling.writer.write(b"\x16\x03\x01\x00\x05hello")
             await garbling.receive_end()
-            await until(lambda: server.network.quotas.connections_of("127.0.0.1") == 1)
+            await until(lambda: server.connections_of("127.0.0.1") == 1)
             long_s, server.security.timeout_s = server.security.timeout_s, 0.3
             silent = await server.client()
             assert await silent.receive_end() == b"", "the broker ends a handshake that takes too long"

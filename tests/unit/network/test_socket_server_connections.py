@@ -61,7 +61,7 @@ def test_connections_per_address_are_limited(run: Run) -> None:
             third = await server.client()
             assert await third.receive_end() == b""
             await first.close()
-            await until(lambda: server.network.connection_count == 1)
+            await until(lambda: server.connection_count == 1)
             fourth = await server.client()
             assert await ask(fourth, 4) == 4
             for client in (second, third, fourth):
@@ -92,7 +92,7 @@ def test_above_max_connections_new_ones_wait_for_a_place(run: Run) -> None:
             assert await ask(first, 1) == 1
             second.send(heartbeat(2))
             await settled()
-            assert server.network.connection_count == 1
+            assert server.connection_count == 1
             await until(lambda: muted(server) == {"not-admitted": 1})
             await first.close()
             assert await second.receive_heartbeat() == (0, 2)
@@ -124,7 +124,7 @@ def test_brokers_do_not_wait_behind_clients(run: Run) -> None:
             assert await ask(broker, 2) == 2
             assert muted(server) == {"not-admitted": 1}
             await broker.close()
-            await until(lambda: server.network.connection_count == 1)
+            await until(lambda: server.connection_count == 1)
             assert muted(server) == {"not-admitted": 1}
             await client.close()
             assert await ask(waiting, 3) == 3
@@ -209,7 +209,7 @@ def test_a_listener_limit_and_the_protected_listener(run: Run) -> None:
             third = await server.client("REPLICATION")
             third.send(heartbeat(6))
             await settled()
-            assert server.network.connection_count == 2
+            assert server.connection_count == 2
             await second.close()
             assert await third.receive_heartbeat() == (0, 6)
             for client in (old, busy, broker, third):
@@ -232,7 +232,7 @@ def test_an_idle_connection_is_closed_and_one_that_waits_for_an_answer_is_not(ru
             clock.seconds += 1
             assert await idle.receive_end() == b""
             again = await server.client()
-            await until(lambda: server.network.connection_count == 2)
+            await until(lambda: server.connection_count == 2)
             clock.seconds += 1
             assert await again.receive_end() == b""
             delayed.set_result(HeartbeatResponse(error_code=7))

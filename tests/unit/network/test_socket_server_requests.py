@@ -279,7 +279,7 @@ def test_bad_bytes_close_that_connection_only_and_after_its_earlier_answers(
             assert await good.receive_heartbeat() == (0, 1)
             await good.close()
             await bad.close()
-            await until(lambda: server.network.connection_count == 0)
+            await until(lambda: server.connection_count == 0)
 
     with caplog.at_level(logging.WARNING):
         run(scenario())

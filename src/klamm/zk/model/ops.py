@@ -15,8 +15,6 @@ from klamm.lazy_dataclass import lazy_dataclass
 
 ANY_VERSION: Final = -1
 """The version that matches every version of a znode."""
-UNKNOWN_VERSION: Final = -2
-"""Kafka's version number for a znode that does not exist."""
 
 
 class Code(IntEnum):
