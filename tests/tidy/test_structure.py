@@ -259,6 +259,33 @@ def test_authentications_are_counted_by_the_gate() -> None:
     }
 
 
+COUNTS_OF_OTHERS = {
+    "connection idle": "the time of a listener's ratio; a ratio is counted where its work is done",
+    "connection traffic": "the bytes of a listener; a call per read and write costs more than the count",
+    "gate counts": "the authentications of a listener; only the gate counts them",
+    "request_channel memory_pool": "a part of the channel; a call per request costs more than the count",
+    "request_handler idle": "the time of the pool's ratio; a ratio is counted where its work is done",
+    "request_handler ratio": "the time of one of the pool's ratios",
+    "request_metrics meter": "`count += 1` is the interface of meters",
+    "request_recorder meter": "`count += 1` is the interface of meters",
+    "sliced_work request": "the time of a request's steps; only its work in slices takes them",
+}
+"""Modules of `network/` that change a count of another object, the name of the object there, and why."""
+
+
+def test_counts_are_changed_by_their_object() -> None:
+    """A count that others change is wrong as soon as one of them forgets an end; methods come in pairs."""
+    found = {
+        f"{module.name.removeprefix('klamm.network.')} {ast.unparse(node.target.value).rpartition('.')[2].lstrip('_')}"
+        for module in modules()
+        if module.name.startswith("klamm.network.")
+        for node in module.nodes
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute)
+        if ast.unparse(node.target.value) != "self"
+    }
+    assert found == COUNTS_OF_OTHERS.keys()
+
+
 @pytest.mark.parametrize("name", ["threading.Barrier", "_thread.allocate_lock", "multiprocessing.Lock"])
 def test_there_are_no_rarer_locks(name: str) -> None:
     assert not [module.place for module in modules() if name in module.text]

@@ -115,7 +115,7 @@ class Acceptor:
         return Connection(self.processor.environment, self._on_connection, self._on_connection_lost)
 
     def _open(self, sock: socket.socket) -> None:
-        self._quotas.open_connections += 1  # Opening takes some turns, in which others are accepted.
+        self._quotas.opened()  # Opening takes some turns, in which others are accepted.
         task = self.processor.environment.loop.create_task(self._connect(sock), name="accept")
         self._opening[task] = None
         task.add_done_callback(self._opening.pop)
@@ -131,7 +131,7 @@ class Acceptor:
             sock.close()
         finally:
             if connection.index < 0:  # It was not made, so nobody will report its end.
-                self._quotas.open_connections -= 1
+                self._quotas.closed()
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -174,7 +174,7 @@ class Acceptor:
     # Connections call these.
 
     def _on_connection(self, connection: Connection, transport: asyncio.Transport) -> None:
-        self._quotas.open_connections += 1
+        self._quotas.opened()
         self._begin(connection, transport)
 
     def _begin(self, connection: Connection, transport: asyncio.Transport) -> None:
@@ -195,7 +195,7 @@ class Acceptor:
     def _on_connection_lost(self, connection: Connection) -> None:
         if connection in self.open:
             del self.open[connection]
-            self._quotas.open_connections -= 1
+            self._quotas.closed()
         if connection.is_admitted:
             self.processor.remove(connection)
             self._quotas.release(self.endpoint.listener, connection.context.client_host)

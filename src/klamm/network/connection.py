@@ -242,12 +242,11 @@ class Connection(GuardedProtocol):
         self.resume(MEMORY)
 
     def begin_slices(self, request: Request) -> None:
-        self._lane(request).busy += 1
+        self._lane(request).begin_slices()
 
     def end_slices(self, request: Request) -> None:
         lane = self._lane(request)
-        lane.busy -= 1
-        if lane and not lane.busy:
+        if lane.end_slices():
             self._channel.list_again(lane)
 
     def _lane(self, request: Request) -> Lane:

@@ -64,8 +64,7 @@ class ConnectionQuotas:
     ) -> None:
         self.limits = limits
         self.room = room if room is not None else DescriptorRoom()
-        self.open_connections = 0
-        """Set by the acceptors."""
+        self._open = 0
         self._protected_listeners = protected_listeners
         self.is_broker_address = is_broker_address
         self._total = 0
@@ -76,12 +75,26 @@ class ConnectionQuotas:
     def total(self) -> int:
         return self._total
 
+    @property
+    def open_connections(self) -> int:
+        """Connections that have a file descriptor, whether they are admitted or not."""
+        return self._open
+
+    def opened(self) -> None:
+        """Count a connection that has just been accepted."""
+        self._open += 1
+
+    def closed(self) -> None:
+        """Count the end of a connection that `opened` has counted."""
+        assert self._open > 0
+        self._open -= 1
+
     def may_open(self, listener: str, ip: str) -> bool:
         """Whether there is a file descriptor for another connection."""
         room = self.room
-        if self.open_connections < room.max_open:
+        if self._open < room.max_open:
             return True
-        return self.open_connections < room.max_open + room.for_brokers and self.is_reserved(listener, ip)
+        return self._open < room.max_open + room.for_brokers and self.is_reserved(listener, ip)
 
     def is_reserved(self, listener: str, ip: str) -> bool:
         """Whether a connection may use the reserve: its listener is for brokers only, or its address is a broker's."""

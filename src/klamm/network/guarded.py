@@ -152,13 +152,15 @@ class GuardedProtocol(PausableProtocol):
         if self._recorder.is_logging or transport.is_closing():
             return False
         begun = self._monotonic()
-        transport.write(api.pack_response_header(size, answer.correlation_id) + first)
+        self._write([api.pack_response_header(size, answer.correlation_id) + first], size + 4)
         now = self.last_active_at = self._monotonic()
-        self._traffic.outgoing_bytes += size + 4
         self._recorder.record_answer(api, received_at, begun, now)
         return True
 
     # The connection has these.
+
+    def _write(self, parts: list[BytesLike], size: int) -> None:
+        raise NotImplementedError
 
     def _give(self, answer: Answer, now: float) -> None:
         """Write an answer in its turn; after one with a problem, close the connection."""

@@ -110,10 +110,8 @@ class RequestChannel:
         """Queue a request. Return False if its queue is full: the lane reports when there is room."""
         self.in_flight += 1
         tracer = self.tracer
-        if tracer.is_on:
-            tracer.left -= 1
-            if tracer.left <= 0:
-                tracer.begin(request, self.data.size, self.control.size)
+        if tracer.is_on and tracer.is_due():
+            tracer.begin(request, self.data.size, self.control.size)
         self.memory_pool.used_bytes += request.pooled_bytes
         if lane.is_listed:  # The handlers know of the lane.
             return lane.queue.offer(lane, request)

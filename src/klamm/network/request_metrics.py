@@ -77,7 +77,8 @@ class RequestMetrics:
 
     def record(self, version: int, stamps: Stamps) -> None:
         self.table.append(stamps)
-        self.requests(version).count += 1
+        meter = self.requests(version)
+        meter.count += 1
 
     def count_errors(self, codes: Iterable[int]) -> None:
         errors = self._errors

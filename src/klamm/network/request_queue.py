@@ -35,6 +35,15 @@ class Lane(deque[Request]):
         self.is_held = False
         """The lane was blocked at its turn; its requests do not count until it is listed again."""
 
+    def begin_slices(self) -> None:
+        """Work on a request of this lane in slices from now on."""
+        self.busy += 1
+
+    def end_slices(self) -> bool:
+        """End the work on one request in slices. Return whether a request that has waited for it may have its turn."""
+        self.busy -= 1
+        return bool(self) and not self.busy
+
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """RequestTracer: chooses the requests to trace, and makes the record of each when its response has left.
 
-While it is off, a request costs the tests of an attribute. While it is on, a request that is not traced costs one count
+While it is off, a request costs the tests of an attribute. While it is on, a request that is not traced costs one call
 more. While a traced request waits, the tracer marks each handled request, so that the wait can name its cause. At other
 times it does not, because a mark costs more than the rest of tracing.
 """
@@ -104,7 +104,7 @@ class RequestTracer:
     def __init__(self, clock: Clock) -> None:
         self.is_on = False
         self.left = 0
-        """Requests until `begin` is due; the channel counts it down, because a call costs more than the count."""
+        """Requests until `begin` is due."""
         self.waiting = 0
         """Traced requests that have begun to wait and whose response has not left."""
         self.records: deque[RequestRecord] = deque(maxlen=RING_RECORDS)
@@ -133,6 +133,11 @@ class RequestTracer:
         self.is_on = settings.sample > 0
 
     # The way of a request.
+
+    def is_due(self) -> bool:
+        """Count a request while the tracer is on. Return whether it is the turn of this one: `begin` comes next."""
+        self.left -= 1
+        return self.left <= 0
 
     def begin(self, request: TracedRequest, queue_size: int, control_queue_size: int) -> None:
         """Trace this request; if APIs are chosen, only if it is of one of them and it is its turn among those."""
@@ -190,6 +195,10 @@ class RequestTracer:
         finally:
             steps.close()
 
+    def note_waiting(self) -> None:
+        """Count a traced request that begins to wait for the first time. `finish` takes it out."""
+        self.waiting += 1
+
     # The end.
 
     def is_wanted_topic(self, topic: str) -> bool:
@@ -240,7 +249,8 @@ class RequestTrace(RequestWaits):
         self.has_wanted_topic = False
 
     def begin_wait(self, purgatory: str) -> WaitTrace:
-        self._tracer.waiting += not self.waits
+        if not self.waits:
+            self._tracer.note_waiting()
         return super().begin_wait(purgatory)
 
     def note_request(self, message: Any) -> None:

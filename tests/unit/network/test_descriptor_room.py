@@ -32,10 +32,11 @@ def test_brokers_have_places_that_clients_cannot_take() -> None:
         room=DescriptorRoom(2, 1),
     )
     found = []
-    for quotas.open_connections in range(4):
+    for _ in range(4):
         found.append(
             [quotas.may_open(*peer) for peer in (("C", "9.9.9.9"), ("C", "10.0.0.1"), ("REPLICATION", "9.9.9.9"))]
         )
+        quotas.opened()
     assert found == [[True] * 3, [True] * 3, [False, True, True], [False] * 3]
 
 
