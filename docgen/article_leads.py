@@ -374,7 +374,7 @@ METADATA_CACHE: Final = Article(
         ),
         Lead(
             "The first update after a start",
-            (("KafkaServer", "server"),),
+            (("Starting", "server"), ("SocketServer.open_data_plane", "network")),
             remarks="Clients wait until it has arrived: [decision 0010](adr/0010-clients-wait-for-the-first-update.md).",
         ),
     ),

@@ -55,7 +55,8 @@ def _content(path: Path) -> str:
 
 def _defined(path: Path) -> str:
     names = [node.name for node in _tree(path).body if isinstance(node, DEFINITIONS)] if path.suffix == ".py" else []
-    return ", ".join(f"`{name}`" for name in names if not name.startswith("_"))
+    # Overloads have one name.
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(names) if not name.startswith("_"))
 
 
 @cache

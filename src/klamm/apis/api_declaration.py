@@ -10,7 +10,8 @@ A handler is a plain `def` and returns the response if it can. Otherwise it retu
   loop to others after each slice (`klamm.apis.slices`) and wait by `yield from result_of(...)`.
 
 `after` stays beside steps for handlers that wait once, because it costs less: 0.2 us instead of 0.8 us if the result is
-available. `promptly` costs 3 us instead of 10 us and saves a turn of the loop if it is not: Produce and EndTxn use it.
+available. `promptly` costs 3 us instead of 10 us and saves a turn of the loop if it is not:
+Produce, EndTxn and AddPartitionsToTxn use it.
 
 There is no `async def` here. A change of ZooKeeper that takes several round trips is a coroutine below this layer
 (`config_changes`, `quota_store`, `acl_changes`); a handler starts it as a task and waits for the task as for any other
