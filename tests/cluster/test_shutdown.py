@@ -71,7 +71,9 @@ def test_a_clean_stop_with_clients_connected(tmp_path: Path, number: signal.Sign
         consumer.subscribe(["t"])
         eventually(lambda: (consumer.poll(0.1), consumer.assignment())[1] or None, "the consumer got no partition")
         assert broker.stop(number) == 0, broker.log
-        assert "Traceback" not in broker.log and broker.log.rstrip().endswith("Stopped (klamm.server.kafka_server)")
+        assert "Traceback" not in broker.log and broker.log.rstrip().endswith(
+            "broker 3 stopped (klamm.server.kafka_server)"
+        )
         for connection in (waiting, idle, half):
             connection.close()
         consumer.close()
@@ -104,7 +106,7 @@ def test_every_line_of_a_json_log_is_an_object(tmp_path: Path) -> None:
         lines = [json.loads(line) for line in broker.log.splitlines()]
     assert all({"at", "at_ms", "level", "logger", "thread", "message"} <= line.keys() for line in lines)
     assert any("answers on PLAINTEXT://" in line["message"] for line in lines)
-    assert lines[-1]["message"] == "Stopped" and lines[-1]["logger"] == "klamm.server.kafka_server"
+    assert lines[-1]["message"] == "broker 3 stopped" and lines[-1]["logger"] == "klamm.server.kafka_server"
     refused = refuse_to_start(toml_config(tmp_path), "broker.id=4", options=["--log-format", "json"])
     last = [json.loads(line) for line in refused.splitlines()][-1]
     assert last["level"] == "CRITICAL" and "belongs to broker 3, not to 4" in last["message"]

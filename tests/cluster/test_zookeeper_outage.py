@@ -131,4 +131,4 @@ def test_all_of_three_brokers_stop_during_the_outage() -> None:
         cluster.stop_zookeeper(kill=True)
         for broker_id in sorted(cluster.broker_ids, key=lambda each: each == controller):
             cluster.stop(broker_id)
-            assert "Leaving without a controlled shutdown: " in cluster.logs(broker_id).read_text()
+            assert "leaves without a controlled shutdown: " in cluster.logs(broker_id).read_text()

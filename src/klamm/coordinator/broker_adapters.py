@@ -30,7 +30,7 @@ _log = logging.getLogger("klamm.coordinator")
 T = TypeVar("T")
 AppendResults = dict[TopicPartition, AppendResult]
 Follower = Callable[["asyncio.Future[AppendResults]"], object]
-Follow = Callable[["asyncio.Future[AppendResults]", Follower], None]
+Follow = Callable[["asyncio.Future[AppendResults]", TopicPartition, Follower], None]
 Leadership = Sequence[tuple[TopicPartition, int]]
 
 
@@ -136,7 +136,7 @@ class LoopScheduler:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background job of a coordinator failed", exc_info=error)
+            _log.error("coordinator job %s failed", task.get_name(), exc_info=error)
 
 
 async def _run(job: Iterator[None]) -> None:
@@ -273,21 +273,21 @@ def _later(
     if not isinstance(outcome, asyncio.Future):
         return Deferred.of(_appended(outcome, tp))
     appended: Deferred[Appended] = Deferred()
-    follow_outcome(outcome, lambda done: appended.complete(_appended_later(done, tp)))
+    follow_outcome(outcome, tp, lambda done: appended.complete(_appended_later(done, tp)))
     return appended
 
 
-def _follow_later(outcome: asyncio.Future[AppendResults], follower: Follower) -> None:
+def _follow_later(outcome: asyncio.Future[AppendResults], _: TopicPartition, follower: Follower) -> None:
     """The callbacks of groups may append: they run in a later turn of the loop."""
     outcome.add_done_callback(follower)
 
 
-def _follow_promptly(outcome: asyncio.Future[AppendResults], follower: Follower) -> None:
+def _follow_promptly(outcome: asyncio.Future[AppendResults], tp: TopicPartition, follower: Follower) -> None:
     def guarded(done: asyncio.Future[AppendResults]) -> None:
         try:
             follower(done)
         except Exception:  # A bug of the coordinator. It does not belong to the request that changed the log.
-            _log.exception("a coordinator failed after a record was written")
+            _log.exception("the coordinator of %s failed after a record was written", tp)
 
     follow(outcome, guarded)
 

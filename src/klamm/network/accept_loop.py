@@ -32,8 +32,11 @@ class AcceptLoop:
         loop: asyncio.AbstractEventLoop,
         open_socket: Callable[[socket.socket], None],
         has_room: Callable[[str], bool] = lambda _: True,
+        *,
+        listener: str,
     ) -> None:
         self._loop = loop
+        self._listener = listener
         self._open_socket = open_socket
         self._has_room = has_room
         self.sockets: list[socket.socket] = []
@@ -75,7 +78,8 @@ class AcceptLoop:
                 return
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        _log.warning("listener stops accepting connections for %g s: %s", PAUSE_S, error.strerror)
+        reason = error.strerror
+        _log.warning("listener %s stops accepting connections for %g s: %s", self._listener, PAUSE_S, reason)
         self._loop.remove_reader(listening)
         self._loop.call_later(PAUSE_S, self._resume, listening)
 

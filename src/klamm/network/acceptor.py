@@ -84,8 +84,9 @@ class Acceptor:
         self._full_until = -math.inf
         self._look_at = -math.inf
         """When a full line is searched again."""
-        self._handshakes = TlsHandshakes(processor.environment, self.new_connection, self._has_room)
-        self._accept_loop = AcceptLoop(processor.environment.loop, self._open, self._has_room)
+        environment, name = processor.environment, endpoint.listener
+        self._handshakes = TlsHandshakes(environment, self.new_connection, self._has_room, listener=name)
+        self._accept_loop = AcceptLoop(environment.loop, self._open, self._has_room, listener=name)
         self._opening: dict[asyncio.Task[None], None] = {}
         prefix = "ControlPlane" if processor.is_control_plane else ""
         tags = {"listener": endpoint.listener}

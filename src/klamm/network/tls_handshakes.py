@@ -79,11 +79,13 @@ class TlsHandshakes:
         environment: ConnectionEnvironment,
         new_connection: Callable[[], Connection],
         has_room: Callable[[str], bool],
+        *,
+        listener: str,
     ) -> None:
         self._environment = environment
         self._loop = environment.loop
         self._new_connection = new_connection
-        self._accept_loop = AcceptLoop(environment.loop, self._open, has_room)
+        self._accept_loop = AcceptLoop(environment.loop, self._open, has_room, listener=listener)
 
     def listen(self, sock: socket.socket, backlog: int) -> None:
         hide_handshake_errors(self._loop)

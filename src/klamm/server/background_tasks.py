@@ -34,9 +34,9 @@ class BackgroundTasks:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, OSError | ZkError | KlammError):
-            log.warning("a background task failed: %s", error)
+            log.warning("background task %s failed: %s", task.get_name(), error)
         else:
-            log.error("a background task failed", exc_info=error)
+            log.error("background task %s failed", task.get_name(), exc_info=error)
 
     async def stop(self) -> None:
         """Cancel them: ZooKeeper or the controller, for which they wait, will not answer."""

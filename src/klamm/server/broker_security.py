@@ -153,10 +153,10 @@ class BrokerSecurity:
             try:
                 changed = reload(self._configs.config)
             except ConfigError as error:
-                log.error("New certificates are not used, the old ones stay in use: %s", error)
+                log.error("new certificates are not used, the old ones stay in use: %s", error)
             else:
                 if changed:
-                    log.info("New connections to %s use new key material", changed)
+                    log.info("new connections to %s use new key material", changed)
 
     def _reload_listeners(self, config: KafkaConfig) -> str:
         """Return the names of the listeners that changed."""

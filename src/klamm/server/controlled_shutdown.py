@@ -42,9 +42,9 @@ async def controlled_shutdown(broker: Broker) -> bool:
                 await zookeeper.rest(config.controlled_shutdown_retry_backoff_ms / 1000)
             if await _may_leave(broker, zookeeper):
                 return True
-        log.warning("controlled shutdown failed: leaders move when the session ends")
+        log.warning("broker %d: controlled shutdown failed: leaders move when the session ends", broker.id)
     except CutOff as why:
-        log.warning("Leaving without a controlled shutdown: %s", why)
+        log.warning("broker %d leaves without a controlled shutdown: %s", broker.id, why)
     finally:
         zookeeper.close()
     return False
@@ -56,12 +56,12 @@ async def _may_leave(broker: Broker, zookeeper: _ZooKeeperWatch) -> bool:
         async with asyncio.timeout(broker.config.controller_socket_timeout_ms / 1000):
             error, remaining = await zookeeper.answer_to(_ask(broker))
     except OSError as failure:
-        log.warning("The controller did not answer the controlled shutdown: %s", str(failure) or "time ran out")
+        log.warning("the controller did not answer the controlled shutdown: %s", str(failure) or "time ran out")
         return False
     if error != ErrorCode.NONE:
-        log.warning("The controller refused the shutdown: %s", error.name)
+        log.warning("the controller refused the controlled shutdown: %s", error.name)
     elif remaining:
-        log.warning("No other replica in sync can lead %s yet", _some(remaining))
+        log.warning("controlled shutdown: no other replica in sync can lead %s yet", _some(remaining))
     return error == ErrorCode.NONE and not remaining
 
 

@@ -61,7 +61,7 @@ class Coordination:
         hosts = self._config.zookeeper_connect or await self._start_embedded()
         self._zk = self._open_session(hosts)
         timeout_ms = self._connection_timeout_ms
-        log.info("Connecting to ZooKeeper at %s, for %d ms at most", hosts, timeout_ms)
+        log.info("zookeeper: connecting to %s, for at most %d ms", hosts, timeout_ms)
         try:
             return await self._zk.start(timeout_ms)
         except ConnectionLoss:
@@ -111,7 +111,7 @@ class Coordination:
             )
             raise KlammError(f"The embedded ZooKeeper cannot start in {path}: {error}{advice}.") from None
         self._embedded = embedded
-        log.info("The embedded ZooKeeper keeps its data in %s and answers on %s", path, embedded.address)
+        log.info("the embedded ZooKeeper keeps its data in %s and answers on %s", path, embedded.address)
         return str(embedded.address)
 
     async def take_over(self, log_dirs: Sequence[Path]) -> bool:
@@ -137,7 +137,7 @@ class Coordination:
                 f"ZooKeeper did not answer at {self.zk.hosts} within {timeout_ms} ms while the session of this "
                 "broker's last run was ended: start the broker again when it does."
             )
-        log.info("Ended the session %#x of this broker's last run, which was not stopped cleanly", dead.session_id)
+        log.info("session %#x of this broker's last run was ended: that run was not stopped cleanly", dead.session_id)
 
     def _remember(self) -> None:
         """Save the session in every directory, because any of them may be the only one left after a failure."""

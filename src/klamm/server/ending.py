@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,12 @@ class Ending:
                 if rest is not None:
                     await rest
             except Exception as error:
-                log.exception("a step of the shutdown failed")
+                log.exception("step %s of the shutdown failed", _name(step))
                 failure = failure or error
         if failure is not None:
             raise failure
+
+
+def _name(step: Step) -> str:
+    function = step.func if isinstance(step, partial) else step
+    return getattr(function, "__qualname__", repr(function))

@@ -30,7 +30,7 @@ async def cluster_id(zk: ZkSession, new_uuid: Callable[[], UUID]) -> str:
             await zk.create(Create(paths.CLUSTER_ID, znodes.encode_cluster_id(proposed)))
         except NodeExists:
             continue
-        log.info("This is a new cluster: its id is %s", proposed)
+        log.info("cluster %s is new", proposed)
 
 
 async def broker_id(zk: ZkSession, config: KafkaConfig, files: Files, log_dirs: Sequence[str]) -> int:

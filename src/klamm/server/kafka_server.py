@@ -37,4 +37,4 @@ class KafkaServer:
     async def stop(self) -> None:
         """Move leaderships away, answer waiting requests, flush the logs and mark them clean: a controlled shutdown."""
         await self._starting.ending.run()
-        log.info("Stopped")
+        log.info("broker %d stopped", self._starting.broker_id)

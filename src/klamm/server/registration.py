@@ -81,7 +81,7 @@ async def until_known(
             await known.wait()
         return
     log.warning(
-        "The controller has not reached this broker yet. It connects to %s: advertised.listeners "
+        "the controller has not reached this broker yet. It connects to %s: advertised.listeners "
         "must name an address that every broker can reach, this one included",
         where,
     )

@@ -93,7 +93,7 @@ class SaslMechanisms:
             self._parsed[mechanism, user] = (text, credential)
             return credential
         except ValueError as error:
-            log.warning("A %s credential in ZooKeeper is not usable: %s", mechanism, error)
+            log.warning("a %s credential in ZooKeeper is not usable: %s", mechanism, error)
             return None
 
     def _verifier(self, settings: ListenerSettings, config: KafkaConfig) -> JwtVerifier:
@@ -152,7 +152,7 @@ async def refresh_keys(source: KeySource) -> None:
         try:
             await load_keys(source)
         except (KlammError, OSError) as error:
-            log.warning("Reading the keys of OAUTHBEARER from %s failed: %s", _shown(source.url), error)
+            log.warning("reading the keys of OAUTHBEARER from %s failed: %s", _shown(source.url), error)
             await asyncio.sleep(min(RETRY_S, source.refresh_s))
         else:
             await asyncio.sleep(source.refresh_s)

@@ -33,7 +33,7 @@ class Scheduler:
             try:
                 rest = step()
             except Exception:
-                log.exception("The periodic task %s failed", name)
+                log.exception("periodic task %s failed", name)
             if name not in self._timers:
                 return
             if rest is None:

@@ -65,6 +65,8 @@ class Starting:
 
     def __init__(self, config: KafkaConfig, environment: Environment, on_failure: OnFailure | None) -> None:
         self.ending = Ending()
+        self.broker_id = config.broker_id
+        """-1 until the start has found or generated it."""
         self._config = config
         self._environment = environment
         self._on_failure = on_failure
@@ -84,7 +86,8 @@ class Starting:
         await zk.ensure_paths(paths.PERSISTENT_PATHS)
         cluster_id = await identity.cluster_id(zk, self._environment.new_uuid)
         log_dirs = [str(path) for path in self._config.log_directories]
-        broker_id = await identity.broker_id(zk, self._config, self._environment.files or OsFiles(), log_dirs)
+        files = self._environment.files or OsFiles()
+        broker_id = self.broker_id = await identity.broker_id(zk, self._config, files, log_dirs)
         configs = ConfigRepository(self._config, broker_id)
         changes = ConfigChangeListener(zk, configs, broker_id)
         ending.add(changes.stop)
@@ -124,7 +127,7 @@ class Starting:
         await registration.until_partitions_known(broker.metadata, zk)
         self._serve_clients(sockets, metrics)
         names = ", ".join(f"{e.listener}://{e.host}:{e.port}" for e in sockets.endpoints)
-        log.info("Broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
+        log.info("broker %d of cluster %s answers on %s", broker_id, cluster_id, names)
         return Running(broker, sockets.endpoints, metrics.port)
 
     def _serve_clients(self, sockets: SocketServer, metrics: MetricsServer) -> None:

@@ -46,7 +46,7 @@ def embedded_server(config: KafkaConfig) -> ServerOptions:
         tls = server_context(_tls(config))
     elif not is_loopback(host := config.klamm_zookeeper_embedded_host):
         log.warning(
-            "The embedded ZooKeeper listens on %s without TLS: klamm.zookeeper.digest crosses the network in clear "
+            "the embedded ZooKeeper listens on %s without TLS: klamm.zookeeper.digest crosses the network in clear "
             "text. Set zookeeper.ssl.client.enable=true on all brokers.",
             host,
         )

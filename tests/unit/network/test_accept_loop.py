@@ -115,7 +115,7 @@ def test_a_listener_rests_while_there_are_no_descriptors(
 
     async def scenario() -> None:
         opened: list[socket.socket] = []
-        accept_loop = AcceptLoop(asyncio.get_running_loop(), opened.append)
+        accept_loop = AcceptLoop(asyncio.get_running_loop(), opened.append, listener="OUT")
         listening = Exhausted()
         listening.setblocking(False)
         listening.bind(("127.0.0.1", 0))
@@ -126,7 +126,7 @@ def test_a_listener_rests_while_there_are_no_descriptors(
         opened[0].close()
 
     run(scenario())
-    pauses = [record for record in caplog.records if "stops accepting connections" in record.message]
+    pauses = [record for record in caplog.records if "listener OUT stops accepting connections" in record.message]
     assert len(pauses) == 2, "one line per pause"
 
 
@@ -148,7 +148,7 @@ def test_a_burst_of_connections_is_opened_over_many_turns(run: Run) -> None:
             opened.append(sock)
             turns[turn] += 1
 
-        accept_loop = AcceptLoop(loop, open_socket)
+        accept_loop = AcceptLoop(loop, open_socket, listener="OUT")
         listening = socket.socket()
         listening.setblocking(False)
         listening.bind(("127.0.0.1", 0))

@@ -119,7 +119,7 @@ async def _answer_badly(server: ScriptedHttp, caplog: pytest.LogCaptureFixture) 
         for name, answer in (UNUSABLE | {"silence": SILENCE}).items():
             caplog.clear()
             await keys.read_with(answer)
-            await keys.wait(lambda: "Reading the keys of OAUTHBEARER from http://127.0.0.1/path failed" in caplog.text)
+            await keys.wait(lambda: "reading the keys of OAUTHBEARER from http://127.0.0.1/path failed" in caplog.text)
             assert "secret-of-the-server" not in caplog.text, name
             assert keys.accepts(FIRST), name
         await keys.read_with(b"HTTP/1.1 200 OK\r\na: b", drips=True)

@@ -233,7 +233,7 @@ def test_the_metrics_endpoint_uses_a_new_certificate(
     named_again = {"ssl.keystore.location": str(files.broker)}
     assert "cannot be used" in (configs.file_problem("5", {}, named_again) or "")
     configs.reload_files()
-    assert certificate_of(scraper, endpoint) == first and "New certificates are not used" in caplog.text
+    assert certificate_of(scraper, endpoint) == first and "new certificates are not used" in caplog.text
     files.broker.write_bytes(files.new_keystore())
     configs.reload_files()
     assert certificate_of(scraper, endpoint) != first

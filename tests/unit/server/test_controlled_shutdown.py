@@ -65,7 +65,7 @@ def test_a_failure_without_a_text(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     asked = broker(Session(), SimpleNamespace(is_active=False))
     assert not asyncio.run(controlled_shutdown(asked))
     said = [record.getMessage() for record in caplog.records]
-    assert said[:2] == ["The controller did not answer the controlled shutdown: time ran out"] * 2
+    assert said[:2] == ["the controller did not answer the controlled shutdown: time ran out"] * 2
 
 
 def test_a_channel_names_a_failure_without_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_zookeeper_is_away_and_the_controller_is_another(
     monkeypatch.setattr(BrokerConnection, "connect", never)
     monkeypatch.setattr(module, "_WITHOUT_ZOOKEEPER_S", 0.01)
     assert not asyncio.run(scenario())
-    said = "Leaving without a controlled shutdown: ZooKeeper is unreachable, and the controller does not answer"
+    said = "leaves without a controlled shutdown: ZooKeeper is unreachable, and the controller does not answer"
     assert said in caplog.text
 
 
@@ -206,6 +206,6 @@ def test_partitions_remain(replicas: tuple[int, ...] | None, caplog: pytest.LogC
 
     assert not asyncio.run(scenario())
     assert len(times) == 2
-    said = "No other replica in sync can lead t-0, t-1, t-2, t-3, t-4 and 2 more partitions yet"
+    said = "controlled shutdown: no other replica in sync can lead t-0, t-1, t-2, t-3, t-4 and 2 more partitions yet"
     assert caplog.text.count(said) == 2
     assert "controlled shutdown failed: leaders move" in caplog.text
