@@ -131,7 +131,17 @@ def _declare(kind: ConfigType) -> Any:
         support: Support = Support.HONOURED,
         synonyms: tuple[str, ...] = (),
     ) -> AnyKey:
-        return Key(name, kind, default, doc, importance, check, update, support, synonyms)
+        return Key(
+            name,
+            kind,
+            default,
+            doc,
+            importance=importance,
+            validator=check,
+            update_mode=update,
+            support=support,
+            synonyms=synonyms,
+        )
 
     return declare
 

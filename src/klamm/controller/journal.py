@@ -86,7 +86,20 @@ class ControllerJournal:
         if self._log.is_enabled and (topics := topics_of(event)) != (CONTROL_LOG_TOPIC,):
             broker = getattr(event, "broker_id", None)
             name = type(event).__name__
-            self._log.record(EventQueued(self.epoch, name, number, cause, topics, broker, queue_size, *_state(event)))
+            state, state_name = _state(event)
+            self._log.record(
+                EventQueued(
+                    self.epoch,
+                    name,
+                    number,
+                    cause,
+                    topics=topics,
+                    about_broker=broker,
+                    queue_size=queue_size,
+                    state=state,
+                    state_name=state_name,
+                )
+            )
 
     def event_started(self, event: ControllerEvent, number: int, queue_ms: float) -> None:
         self.decision = decision = Decision(type(event).__name__, number, *_state(event))
@@ -109,7 +122,19 @@ class ControllerJournal:
         if self._log.is_enabled:
             event, number, state, name = self.decision
             for tp, strategy, before, after in changes:
-                self._log.record(LeadershipChange(self.epoch, event, number, strategy, tp, before, after, state, name))
+                self._log.record(
+                    LeadershipChange(
+                        self.epoch,
+                        event,
+                        number,
+                        strategy,
+                        tp,
+                        before=before,
+                        after=after,
+                        state=state,
+                        state_name=name,
+                    )
+                )
 
     def znodes_written(self, ops: Sequence[WriteOp], error: Exception | None, duration_ms: float) -> None:
         """A transaction was answered; `error` is None if it took effect."""
@@ -150,10 +175,22 @@ class ControllerJournal:
             name, error = (results[index].topic, results[index].error) if results else (item.topic, value.error)
             at = item.leader_epoch, item.partition_epoch
             listed.append(ListedProposal(name, item.partition, *at, item.new_isr, error.name))
-        counts = len(event.partitions), failed if results else len(event.partitions)
-        asked = event.broker_id, event.broker_epoch, value.error.name
-        name, state = type(event).__name__, _state(event)
-        self._log.record(ProposalAnswered(self.epoch, name, number, *asked, *counts, tuple(listed), *state))
+        state, state_name = _state(event)
+        self._log.record(
+            ProposalAnswered(
+                self.epoch,
+                type(event).__name__,
+                number,
+                target=event.broker_id,
+                broker_epoch=event.broker_epoch,
+                error=value.error.name,
+                partition_count=len(event.partitions),
+                failed_partition_count=failed if results else len(event.partitions),
+                partitions=tuple(listed),
+                state=state,
+                state_name=state_name,
+            )
+        )
 
     def refused(self, event: ControllerEvent, number: int, error: ErrorCode) -> None:
         """An event is answered with an error before it started."""

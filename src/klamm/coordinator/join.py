@@ -106,9 +106,9 @@ def _add_member_and_rebalance(
         request.group_instance_id,
         request.client_id,
         request.client_host,
-        request.rebalance_timeout_ms,
-        request.session_timeout_ms,
-        request.protocols,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        session_timeout_ms=request.session_timeout_ms,
+        protocols=request.protocols,
         is_new=True,
         awaiting_join=waiter,
     )

@@ -81,7 +81,15 @@ class FaultDrill:
             self._running = None
         self._count += 1
         self._actions.append(
-            DrillAction(self._count, at_ms, place, -1 if broker_id is None else broker_id, name, text, problem)
+            DrillAction(
+                self._count,
+                at_ms,
+                place,
+                broker_id=-1 if broker_id is None else broker_id,
+                name=name,
+                text=text,
+                problem=problem,
+            )
         )
         if problem is not None:
             raise KlammError(problem)

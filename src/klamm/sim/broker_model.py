@@ -233,10 +233,10 @@ class BrokerModel:
             wanted.leader_epoch,
             wanted.isr,
             wanted.partition_epoch,
-            state.replicas,
-            state.adding_replicas,
-            state.controller_epoch,
-            topic_id,
+            replicas=state.replicas,
+            adding=state.adding_replicas,
+            controller_epoch=state.controller_epoch,
+            topic_id=topic_id,
             high_watermark=0 if mine is None else mine.high_watermark,
         )
         if wanted.leader == self.id:
@@ -293,14 +293,14 @@ def _convert(body: UpdateMetadataBody, head: RequestHead) -> tuple[TopicUpdate, 
         state = PartitionState(
             topic,
             partition,
-            head.controller_epoch,
-            it.leader,
-            it.leader_epoch,
-            it.isr,
-            it.zk_version,
-            it.replicas,
-            it.offline_replicas,
-            head.broker_epoch,
+            controller_epoch=head.controller_epoch,
+            leader=it.leader,
+            leader_epoch=it.leader_epoch,
+            isr=it.isr,
+            partition_epoch=it.zk_version,
+            replicas=it.replicas,
+            offline_replicas=it.offline_replicas,
+            broker_epoch=head.broker_epoch,
         )
         topics.setdefault(topic, []).append(state)
     return tuple(TopicUpdate(t, tuple(states), ids.get(t, ZERO_UUID)) for t, states in topics.items())
