@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
-from klamm.local.processes import _with_bytecode_cache
+from klamm.local.processes import with_bytecode_cache
 from tests.support.command_tree import build_once
 
 # Here, so that processes of xdist and all that tests start have it: some of them would compile for seconds.
-os.environ.update(_with_bytecode_cache(os.environ))
+os.environ.update(with_bytecode_cache(os.environ))
 if "PYTHONPYCACHEPREFIX" in os.environ:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The duration of an example depends on the load of the machine, not on the code.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from tests.support.source_tree import modules
 
 LAYERS: tuple[frozenset[str], ...] = (
@@ -87,3 +89,14 @@ def test_the_foundation_imports_no_third_party() -> None:
         if name.split(".")[0] in third_party
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_imports_are_absolute() -> None:
+    """The tests of layers, rooms and cycles see absolute imports only."""
+    relative = [
+        f"{module.place}:{node.lineno}"
+        for module in modules()
+        for node in module.nodes
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative, "\n".join(relative)

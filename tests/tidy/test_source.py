@@ -18,7 +18,9 @@ P95_FUNCTION_LINES = 35
 MEDIAN_FUNCTION_LINES = 13
 
 LOCKS = {"asyncio.Lock", "asyncio.Semaphore", "asyncio.Condition", "threading.Lock", "threading.RLock"}
-LOCKS |= {"threading.Condition", "threading.Semaphore"}
+LOCKS |= {"threading.Condition", "threading.Semaphore", "asyncio.BoundedSemaphore", "threading.BoundedSemaphore"}
+LOCKS |= {"asyncio.Queue", "asyncio.LifoQueue", "asyncio.PriorityQueue"}
+"""A queue whose only item is taken and put back is a lock by another name; `THREAD_QUEUES` has those of threads."""
 MAY_LOCK = {
     "klamm.zk.client.socket_connection": "`_free` holds the socket; only the thread that took it writes, as with a lock"
 }
@@ -186,6 +188,29 @@ OTHER_RETRIES = {
     "klamm.zk.server.snapshot_process.COMPACTION_RETRY_MS": "a disk of the embedded ZooKeeper",
 }
 """Retries that ask no broker, and what they repeat."""
+OTHER_WAITS = {
+    "klamm.apis.alter_partition._PAUSE_MS": "a throttle time that a broker asks of leaders",
+    "klamm.apis.fetch._MAX_WAIT_MS": "a broker's limit on the wait that a client may ask for",
+    "klamm.apis.missing_topics.WAIT_MS": "a broker's wait for its controller in a request that the client repeats",
+    "klamm.apis.zookeeper_waits.CHANGE_WAIT_MS": "ZooKeeper",
+    "klamm.apis.zookeeper_waits.READ_WAIT_MS": "ZooKeeper",
+    "klamm.cli.up_refusals.ZOOKEEPER_WAIT_S": "ZooKeeper",
+    "klamm.controller.controller.FIRST_PAUSE_S": "the election of a controller, in ZooKeeper",
+    "klamm.controller.controller.LONGEST_PAUSE_S": "the election of a controller, in ZooKeeper",
+    "klamm.log.unwritten_batches.MAX_WAIT_S": "how long a broker keeps a note of a producer",
+    "klamm.network.accept_loop.PAUSE_S": "file descriptors of this process",
+    "klamm.replica.producer_ids.MAX_WAIT_S": "a broker's wait for its controller in a request that the client repeats",
+    "klamm.replica.replication_quota._LONGEST_WAIT_S": "a quota of the user",
+    "klamm.replica.replication_quota._SHORTEST_WAIT_S": "a quota of the user",
+    "klamm.security.failure_budget.MAX_WAIT_S": "how long a broker lets a peer wait that has failed to authenticate",
+    "klamm.server.log_topic.PAUSE_S": "the least time between two appends to the broker's own log",
+    "klamm.spark.pipeline.state._WAIT_S": "a lock of a file",
+    "klamm.spark.sink.writer._WAIT_S": "how often a flush looks for failures; delivery.timeout.ms is its deadline",
+    "klamm.spark.source.direct_files._LIST_WAIT_S": "a directory of this machine",
+    "klamm.spark.source.stream_reader._FIRST_WAIT_S": "how often the end of a log is read; pollMs is its deadline",
+    "klamm.spark.source.stream_reader._LONGEST_WAIT_S": "how often the end of a log is read; pollMs is its deadline",
+}
+"""Waits and pauses that are not those of a client for its cluster, and what they are."""
 BOUNDS = {"deadline_ms", "backoff_ms", "request_ms", "first_contact_ms", "longest_backoff_ms"}
 
 
@@ -219,6 +244,11 @@ def test_timeouts_are_lines_of_patience() -> None:
 def test_retries_are_lines_of_patience() -> None:
     """A number that is called a retry or a back-off is a patience, or no broker is asked."""
     assert _constants_outside_patience(r"RETRY|RETRIES|BACK_?OFF") == OTHER_RETRIES.keys()
+
+
+def test_waits_are_lines_of_patience() -> None:
+    """A number that is called a wait or a pause is a patience, or has another reason to be where it is."""
+    assert _constants_outside_patience(r"WAIT_(S|MS)$|PAUSE_") == OTHER_WAITS.keys()
 
 
 def _constants_outside_patience(pattern: str) -> set[str]:

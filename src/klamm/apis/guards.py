@@ -80,7 +80,7 @@ class All:
         return any(guard.is_needed(broker) for guard in self.guards)
 
     def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: Any) -> Any:
-        for guard in reversed(self.guards):
+        for guard in self.guards[::-1]:
             if guard.is_needed(broker):
                 handle = partial(guard, broker, handle)
         return handle(ctx, req)

@@ -94,7 +94,7 @@ class ChildProcess:
         if self.is_running:
             raise KlammError(f"{self.name} is {'paused: use resume()' if self._paused else 'running already'}.")
         self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        env = {**_with_bytecode_cache(os.environ), PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        env = {**with_bytecode_cache(os.environ), PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
         def start() -> subprocess.Popen[bytes]:
             with open(self.log_path, "ab", opener=open_private) as output:
@@ -196,7 +196,7 @@ class ChildProcess:
             self._process = None
 
 
-def _with_bytecode_cache(env: Mapping[str, str]) -> dict[str, str]:
+def with_bytecode_cache(env: Mapping[str, str]) -> dict[str, str]:
     """Send bytecode to the user's cache directory if it may not be written beside the source.
 
     Without a cache, a broker compiles all of klamm at every start, which takes most of its starting time.

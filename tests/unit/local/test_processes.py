@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from klamm.errors import KlammError
-from klamm.local.processes import ChildProcess, _with_bytecode_cache
+from klamm.local.processes import ChildProcess, with_bytecode_cache
 
 
 def child(tmp_path: Path, code: str) -> ChildProcess:
@@ -79,7 +79,7 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "klamm_test_child.py").write_text(textwrap.dedent(READY_THEN_WAIT))
     parent = f"""
 import os, pathlib, signal, time
-from klamm.local.processes import ChildProcess, _with_bytecode_cache
+from klamm.local.processes import ChildProcess
 ready = pathlib.Path({str(tmp_path / "ready")!r})
 process = ChildProcess("x", "klamm_test_child", [str(ready)], pathlib.Path({str(tmp_path / "log")!r}), ready.exists)
 process.spawn()
@@ -108,10 +108,10 @@ def _is_alive(pid: int) -> bool:
 
 def test_bytecode_goes_to_the_users_cache_when_it_may_not_go_beside_the_source(tmp_path: Path) -> None:
     env = {"PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(tmp_path)}
-    changed = _with_bytecode_cache(env)
+    changed = with_bytecode_cache(env)
     assert changed == {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPYCACHEPREFIX": str(tmp_path / "klamm" / "bytecode")}
-    assert _with_bytecode_cache({"A": "1"}) == {"A": "1"}
-    assert _with_bytecode_cache({"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null"}) == {
+    assert with_bytecode_cache({"A": "1"}) == {"A": "1"}
+    assert with_bytecode_cache({"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null"}) == {
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": "/dev/null",
     }
