@@ -11,7 +11,7 @@ A handler is a plain `def` and returns the response if it can. Otherwise it retu
 
 `after` stays beside steps for handlers that wait once, because it costs less: 0.2 us instead of 0.8 us if the result is
 available. `promptly` costs 3 us instead of 10 us and saves a turn of the loop if it is not:
-Produce, EndTxn and AddPartitionsToTxn use it.
+Produce, EndTxn and AddPartitionsToTxn use it. Decision 0048 has the reasons for three forms.
 
 There is no `async def` here. A change of ZooKeeper that takes several round trips is a coroutine below this layer
 (`config_changes`, `quota_store`, `acl_changes`); a handler starts it as a task and waits for the task as for any other
