@@ -1,11 +1,19 @@
 """AddPartitionsToTxn (24): makes partitions part of a transaction; the first of them open it.
 
-v0-5: throttling before the wait v1 (KIP-219); PRODUCER_FENCED (90) v2, before it INVALID_PRODUCER_EPOCH (47); flexible
-v3; from v4 on (KIP-890) brokers send it, with several transactions in one request, to verify that a partition belongs
-to a transaction (TRANSACTION_ABORTABLE, 120, if not) or to add it; v5 is the same. If one partition of a transaction
-does not exist (UNKNOWN_TOPIC_OR_PARTITION, 3), none is added, and the others are OPERATION_NOT_ATTEMPTED (55). Topics
-that only brokers write are TOPIC_AUTHORIZATION_FAILED (29) for every client: AddOffsetsToTxn adds those of offsets. A
-client's request waits for the end of the previous transaction, for a short time (decision 0045), before it is
+v0-5:
+
+- v1: throttling before the wait (KIP-219).
+- v2: PRODUCER_FENCED (90). In earlier versions it is INVALID_PRODUCER_EPOCH (47).
+- v3: flexible.
+- v4: brokers send it, with several transactions in one request (KIP-890). It adds partitions or verifies that they
+  belong to a transaction; a partition that does not is TRANSACTION_ABORTABLE (120).
+- v5: the same.
+
+If one partition of a transaction does not exist (UNKNOWN_TOPIC_OR_PARTITION, 3), none is added. The others are
+OPERATION_NOT_ATTEMPTED (55). Topics that only brokers write are TOPIC_AUTHORIZATION_FAILED (29) for every client:
+AddOffsetsToTxn adds those of offsets.
+
+A client's request waits a short time for the end of the previous transaction (decision 0045). After that it is
 CONCURRENT_TRANSACTIONS (51).
 """
 

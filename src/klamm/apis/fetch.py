@@ -1,18 +1,30 @@
 """Fetch (1): record batches from the partitions this broker leads, or follows, for consumers and for followers.
 
-v0-17: overall limit v3; isolation level v4; log start offset v5; KAFKA_STORAGE_ERROR v6 (before it
-NOT_LEADER_OR_FOLLOWER); sessions v7 (KIP-227); leader epoch v9; zstd v10; rack and preferred replica v11 (KIP-392);
-diverging epoch v12; topic ids v13; replica state v15; the current leader and its endpoint when this broker is not it
-v16; replica directory v17 (read and not used).
-From v11 on a follower answers consumers as well, up to its own high watermark: an offset between that and the end of
-its log is not an error but an empty answer, one beyond the end is OFFSET_OUT_OF_RANGE (1), on which
-clients ask the leader.
+v0-17:
+
+- v0-3: clients do not know record batches. Records are converted, without their headers, to message format 0 (v0-1) or
+  1 (v2-3).
+- v3: a limit for the whole response.
+- v4: isolation level.
+- v5: log start offset.
+- v6: KAFKA_STORAGE_ERROR. In earlier versions it is NOT_LEADER_OR_FOLLOWER.
+- v7: sessions (KIP-227).
+- v9: leader epoch.
+- v10: zstd. In earlier versions a partition of a topic with `compression.type=zstd` is UNSUPPORTED_COMPRESSION_TYPE
+  (76). Batches that a producer compressed with zstd are served as they are.
+- v11: rack and preferred replica (KIP-392).
+- v12: diverging epoch.
+- v13: topic ids.
+- v15: replica state.
+- v16: if this broker is not the leader, the current leader and its endpoint.
+- v17: replica directory, which is read and not used.
+
+From v11 on a follower answers consumers as well, up to its own high watermark. An offset between that and the end of
+its log gets an empty answer. An offset beyond the end is OFFSET_OUT_OF_RANGE (1), on which clients ask the leader.
 With `replica.selector.class` a leader sends a consumer of another rack to an in-sync follower there.
-The first batch is always whole, whatever the limits. Clients of v0-3 do not know record batches: records are converted
-to message format 0 (v0-1) or 1 (v2-3), without their headers. Below v10 a partition of a topic
-with `compression.type=zstd` is UNSUPPORTED_COMPRESSION_TYPE (76); batches that a producer compressed with zstd are
-served as they are. A fetch with a broker's id as replica id reports that follower's progress.
-A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
+
+The first batch is always whole, whatever the limits. A fetch with a broker's id as replica id reports that follower's
+progress. A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
 While clients leave much of what they asked for unread (128 MiB in total), a Fetch returns less, but at least one batch.
 A consumer that is over its quota gets an empty answer with a throttle time (KIP-219); its session stays as it was.
 """

@@ -1,9 +1,14 @@
 """JoinGroup (11): a client becomes, or remains, a member of a group; the answer waits for the rebalance.
 
-v0-9: a rebalance timeout of its own v1 (KIP-62; before, the session timeout); from v4 a member without an id is given
-one with MEMBER_ID_REQUIRED and joins again with it (KIP-394), unless it has a group instance id v5 (KIP-345);
-flexible v6; protocol type in the answer, and a protocol name that may be null, v7 (KIP-559); the client's reason v8
-(KIP-800), which is not kept; skip_assignment for a static leader that returns to a stable group v9 (KIP-814).
+v0-9:
+
+- v1: the request has a rebalance timeout (KIP-62). In v0 it is the session timeout.
+- v4: a member without an id gets MEMBER_ID_REQUIRED with an id, and joins again with it (KIP-394).
+- v5: a member may have a group instance id (KIP-345). It needs no second request.
+- v6: flexible.
+- v7: the answer has the protocol type, and its protocol name may be null (KIP-559).
+- v8: the request has the client's reason (KIP-800), which is not kept.
+- v9: the answer has skip_assignment, for a static leader that returns to a stable group (KIP-814).
 """
 
 from __future__ import annotations

@@ -1,9 +1,16 @@
 """ListOffsets (2): an offset by time, or the earliest, the latest, or that of the largest timestamp.
 
-v0-9: v0 answers with a list of offsets (the end, then the starts of segments); isolation level v2; leader epoch v4;
-OFFSET_NOT_AVAILABLE (78) instead of LEADER_NOT_AVAILABLE (5) right after an election v5; max timestamp (-3) v7;
-earliest local (-4) v8, the same as earliest; latest tiered (-5) v9, which is never known: there is no remote storage.
-A negative timestamp that the version does not have is UNSUPPORTED_VERSION (35), a partition that is named twice
+v0-9:
+
+- v0: the answer is a list of offsets, the end and then the starts of segments.
+- v2: isolation level.
+- v4: leader epoch.
+- v5: OFFSET_NOT_AVAILABLE (78) right after an election. In earlier versions it is LEADER_NOT_AVAILABLE (5).
+- v7: the offset of the largest timestamp (-3).
+- v8: earliest local (-4), which is the same as earliest.
+- v9: latest tiered (-5), which is never known: there is no remote storage.
+
+A negative timestamp that the version does not have is UNSUPPORTED_VERSION (35). A partition that is named twice is
 INVALID_REQUEST (42).
 """
 

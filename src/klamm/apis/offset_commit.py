@@ -1,11 +1,18 @@
 """OffsetCommit (8): a group's positions, kept in `__consumer_offsets`; the answer waits until they are written.
 
-v0-9: member and generation v1 (v0, which Kafka kept in ZooKeeper, is treated like a v1 without them); a commit
-timestamp in v1 only; a retention time for the offsets in v2 to v4 (KIP-211 took it away); leader epoch v6 (KIP-320);
-group instance id v7 (KIP-345); flexible v8; v9 (KIP-848) is the same for classic groups. Generation -1 without a member
-is a consumer that assigns its partitions itself: accepted while the group is empty. Unknown topics and partitions are
-UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its partition
-alone.
+v0-9:
+
+- v0: treated like a v1 without member and generation. Kafka kept these offsets in ZooKeeper.
+- v1: member and generation. Only this version has a commit timestamp.
+- v2-4: a retention time for the offsets, which KIP-211 removed.
+- v6: leader epoch (KIP-320).
+- v7: group instance id (KIP-345).
+- v8: flexible.
+- v9: the same for classic groups (KIP-848).
+
+Generation -1 without a member is a consumer that assigns its partitions itself. It is accepted while the group is
+empty. Errors of single partitions: unknown topics and partitions are UNKNOWN_TOPIC_OR_PARTITION. Metadata above
+`offset.metadata.max.bytes` is OFFSET_METADATA_TOO_LARGE.
 """
 
 from __future__ import annotations

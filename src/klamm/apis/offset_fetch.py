@@ -1,11 +1,18 @@
 """OffsetFetch (9): the committed offsets of a group, of the partitions asked for or of all it has.
 
-v0-9: null topics means all, and an error of the whole request, v2 (v0 and v1 carry it in every partition; v0, which
-Kafka read from ZooKeeper, is treated like v1); leader epochs v5 (KIP-320); flexible v6; require_stable v7 (KIP-447):
-an offset that an open transaction or an unfinished commit may change is UNSTABLE_OFFSET_COMMIT; several groups in one
-request v8 (KIP-709); member id and epoch v9 (KIP-848), which mean nothing for classic groups. A partition without a
-committed offset has offset -1 and no error; a group that is named several times is answered once. The group's state
-does not matter.
+v0-9:
+
+- v0: treated like v1. Kafka read these offsets from ZooKeeper.
+- v2: null topics means all. The answer has an error for the whole request; in v0 and v1 every partition has it.
+- v5: leader epochs (KIP-320).
+- v6: flexible.
+- v7: require_stable (KIP-447). An offset that an open transaction or an unfinished commit may change is
+  UNSTABLE_OFFSET_COMMIT.
+- v8: several groups in one request (KIP-709).
+- v9: member id and epoch (KIP-848). They mean nothing for classic groups.
+
+A partition without a committed offset has offset -1 and no error. A group that is named several times is answered once.
+The group's state does not matter.
 """
 
 from __future__ import annotations

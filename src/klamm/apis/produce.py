@@ -1,18 +1,29 @@
 """Produce (0): appends record batches to the partitions this broker leads.
 
-v0-12: append time v2; transactional id v3; KAFKA_STORAGE_ERROR v4 (before it NOT_LEADER_OR_FOLLOWER); log start offset
-v5; zstd v7 (before it UNSUPPORTED_COMPRESSION_TYPE, 76); record errors and messages v8; the current leader and its
-endpoint when this broker is not it v10; TRANSACTION_ABORTABLE (120) v11 (before it INVALID_TXN_STATE, 48); transactions
-of `transaction.version` 2, whose partitions the leader adds, v12. v0-2 carry messages of the formats 0 and 1, which
-become record batches; from v3 on they are INVALID_RECORD (87).
-acks=0 gets no response, and a failure then closes the connection, because the client has no other way to notice. acks
+v0-12:
+
+- v0-2: messages of the formats 0 and 1, which become record batches. From v3 on they are INVALID_RECORD (87).
+- v2: append time.
+- v3: transactional id.
+- v4: KAFKA_STORAGE_ERROR. In earlier versions it is NOT_LEADER_OR_FOLLOWER.
+- v5: log start offset.
+- v7: zstd. In earlier versions it is UNSUPPORTED_COMPRESSION_TYPE (76).
+- v8: errors of single records, and messages.
+- v10: if this broker is not the leader, the current leader and its endpoint.
+- v11: TRANSACTION_ABORTABLE (120). In earlier versions it is INVALID_TXN_STATE (48).
+- v12: transactions of `transaction.version` 2. The leader adds their partitions.
+
+acks=0 gets no response. A failure then closes the connection, because the client has no other way to notice. acks
 other than -1, 0 and 1 is INVALID_REQUIRED_ACKS (21). Transactional records without a transactional id are
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request. Before the first batch of a transaction the leader
-asks the coordinator (KIP-890): a partition that is not in the transaction is INVALID_TXN_STATE, a coordinator that
-cannot be asked NOT_ENOUGH_REPLICAS (19), which clients repeat. Before v12, late transactional requests are dropped
-without a response. A request is late if its producer has a younger connection to this broker, has closed this one, or
-has aborted a transaction since it opened this one. An abort does not count for a client library that renews the epoch
-after a batch of unknown fate.
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED (53) for the whole request.
+
+Before the first batch of a transaction the leader asks the coordinator (KIP-890). A partition that is not in the
+transaction is INVALID_TXN_STATE. If the coordinator cannot be asked, the error is NOT_ENOUGH_REPLICAS (19), which
+clients repeat.
+
+Before v12, late transactional requests are dropped without a response. A request is late if its producer has a younger
+connection to this broker, has closed this one, or has aborted a transaction since it opened this one. An abort does not
+count for a client library that renews the epoch after a batch of unknown fate.
 """
 
 from __future__ import annotations

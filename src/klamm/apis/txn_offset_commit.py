@@ -3,15 +3,22 @@
 They are written to `__consumer_offsets` at once and count when the transaction is committed; until it ends, OffsetFetch
 with require_stable answers UNSTABLE_OFFSET_COMMIT for them.
 
-v0-5: leader epoch v2 (KIP-320); member, generation and group instance id v3 (KIP-447), flexible: a producer that acts
-for a member is fenced with it (UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID), a producer without a member
-is accepted in any state of the group; TRANSACTION_ABORTABLE v4 (KIP-890), which is INVALID_TXN_STATE before; v5 adds
-the offsets partition to the transaction, which AddOffsetsToTxn must have done before. The broker verifies the
-transaction with its coordinator before it writes. v0 and v1 do not know COORDINATOR_LOAD_IN_PROGRESS and get
-COORDINATOR_NOT_AVAILABLE instead. A request of v0 to v4 on a connection that its producer has given up, or that is
-older than the abort of its last transaction, is not executed: the connection is closed. Unknown topics and partitions
-are UNKNOWN_TOPIC_OR_PARTITION, metadata above `offset.metadata.max.bytes` OFFSET_METADATA_TOO_LARGE, each for its
-partition alone.
+v0-5:
+
+- v2: leader epoch (KIP-320).
+- v3: flexible, with member, generation and group instance id (KIP-447). A producer that acts for a member is fenced
+  with it: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION or FENCED_INSTANCE_ID.
+- v4: TRANSACTION_ABORTABLE (KIP-890). In earlier versions it is INVALID_TXN_STATE.
+- v5: the request adds the offsets partition to the transaction. In earlier versions AddOffsetsToTxn must have done so.
+
+A producer without a member is accepted in any state of the group. The broker verifies the transaction with its
+coordinator before it writes. v0 and v1 do not know COORDINATOR_LOAD_IN_PROGRESS and get COORDINATOR_NOT_AVAILABLE.
+
+Late requests of v0 to v4 are not executed, and their connection is closed. A request is late if its producer has given
+up the connection, or if the connection is older than the abort of the producer's last transaction.
+
+Errors of single partitions: unknown topics and partitions are UNKNOWN_TOPIC_OR_PARTITION. Metadata above
+`offset.metadata.max.bytes` is OFFSET_METADATA_TOO_LARGE.
 """
 
 from __future__ import annotations

@@ -1,15 +1,24 @@
 """WriteTxnMarkers (27): a transaction coordinator ends transactions in the partitions that this broker leads.
 
-v0-2: flexible v1; v2 says which `transaction.version` a marker belongs to (KIP-1228). A marker is a control batch,
-which no Produce can write. The answer waits until all in-sync replicas have the markers, and until the offsets that the
-transaction committed for consumer groups are visible or dropped.
-A coordinator whose epoch is older than that of the last marker is TRANSACTION_COORDINATOR_FENCED (52), a marker of an
-older producer epoch INVALID_PRODUCER_EPOCH (47). From version 2 on the coordinator bumps the epoch at every end: a
-marker with the epoch of the open transaction is late and is INVALID_PRODUCER_EPOCH, and one with the epoch of the last
-marker repeats it and succeeds. Before version 2 a marker is late if its coordinator has sent one of the same epochs on
-a younger connection, or if its connection is older than the leadership and the producer has begun another transaction:
-it is not written, and the connection is closed without an answer. Every marker has an answer of its own; a partition
-that is named twice has one.
+v0-2:
+
+- v1: flexible.
+- v2: the request has the `transaction.version` of each marker (KIP-1228).
+
+A marker is a control batch, which no Produce can write. Every marker has an answer of its own. A partition that is
+named twice in a marker has one answer. The response waits until all in-sync replicas have the markers, and until the
+offsets that the transaction committed for consumer groups are visible or dropped.
+
+A coordinator whose epoch is older than that of the last marker is TRANSACTION_COORDINATOR_FENCED (52). A marker of an
+older producer epoch is INVALID_PRODUCER_EPOCH (47).
+
+From version 2 on the coordinator bumps the epoch at every end. A marker with the epoch of the open transaction is late
+and is INVALID_PRODUCER_EPOCH. One with the epoch of the last marker repeats it and succeeds.
+
+Before version 2 a late marker is not written, and its connection is closed without an answer. It is late in two cases:
+
+- its coordinator has sent one of the same epochs on a younger connection;
+- its connection is older than the leadership, and the producer has begun another transaction.
 """
 
 from __future__ import annotations

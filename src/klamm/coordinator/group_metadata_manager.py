@@ -39,7 +39,7 @@ WORK_PER_SLICE: Final = 120
 CHECKS_PER_UNIT: Final = 5
 """Offsets that are looked at for one unit."""
 DELETION_COST: Final = 20
-"""Of the batch that deletes offsets or a group."""
+"""Units of work for the batch that deletes offsets or a group; `TOMBSTONE_COST` is added for each of its records."""
 TOMBSTONE_COST: Final = 2
 OFFSETS_PER_PART: Final = 50
 """Offsets of one group that are checked, and deleted if they have expired, without a pause."""

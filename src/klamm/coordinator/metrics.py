@@ -14,7 +14,7 @@ _SENSORS: Final = ("kafka.server", "group-coordinator-metrics")
 
 
 class GroupMetrics:
-    """Gauges look at the groups when they are read; nothing is counted twice."""
+    """Gauges count the groups when they are read: there is no second count to keep in step."""
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._registry = registry

@@ -35,7 +35,7 @@ class LogDir:
         return self._files.stat(f"{self.path}/{names.CLEAN_SHUTDOWN}").modified_ns
 
     def take_into_use(self) -> None:
-        """Remove the mark of a clean shutdown: a crash from now on is not one.
+        """Remove the mark of a clean shutdown: the logs must be recovered if the broker crashes from now on.
 
         The removal must be on the disk before anything is appended. If the mark came back after a power failure, a log
         that lost its tail would be mistaken for a complete one.

@@ -16,7 +16,7 @@ from klamm.log.producer_state import MAX_PRODUCERS, Refusal
 from klamm.protocol.record_batch import RecordBatch
 
 MAX_WAIT_S: Final = 120.0
-"""A batch that was not sent again for so long was given up: Kafka's clients do so by default (`delivery.timeout.ms`).
+"""A producer has given up a batch that it has not sent again within this time: the default of `delivery.timeout.ms`.
 
 Then the rules of Kafka apply. A producer that skips a batch would get a retriable error for ever otherwise.
 """

@@ -41,7 +41,7 @@ class MissedDeletionsRule:
         self._before = snapshot
 
     def on_update(self, before: MetadataSnapshot, update: MetadataUpdate) -> list[Comparison]:
-        """Return what to compare at the first update from a controller to this registration, or from a new controller.
+        """Return the comparisons to make. The first update of a registration needs one, and so does a new controller.
 
         From then on the controller informs of deletions; topics deleted before are no longer in ZooKeeper. Offsets of
         groups are deleted with a topic, so ZooKeeper decides, not the absence of the topic in an update.

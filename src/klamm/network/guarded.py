@@ -79,7 +79,7 @@ class GuardedProtocol(PausableProtocol):
             self.abort()
 
     def turn_wait_s(self, now: float) -> float:
-        """Return how long the authentication waits for its turn. One that has waited does not wait again."""
+        """Return how long the authentication must wait for its turn. It waits for one turn only."""
         if not self._turn_at:
             turn_at = self.gate.security.budget.begin_at(self.context.client_host, now)
             if turn_at <= now:

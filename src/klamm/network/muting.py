@@ -15,7 +15,7 @@ NOT_ADMITTED: Final = 1
 QUEUE_FULL: Final = 2
 """The last request waits for room in the request queue."""
 IN_FLIGHT: Final = 4
-"""The maximum number of requests of the connection is in the broker."""
+"""The connection has as many requests in the broker as it may have at once."""
 THROTTLED: Final = 8
 """A quota was exceeded; the response carried the throttle time (KIP-219)."""
 WRITE: Final = 16

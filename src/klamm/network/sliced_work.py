@@ -107,9 +107,9 @@ class SlicedWork:
     def _step(self, request: Request, steps: Steps) -> Steps | None:
         """Do one step; return the steps that are left.
 
-        If the client has gone, a read is given up. A large one that is decoded takes all of its steps, and so does the
-        encoding of a large response: ending them would free at once what they have made, which takes longer than a
-        slice.
+        If the client has gone, a read is given up. A large read that has been decoded takes all of its steps, and so
+        does the encoding of a large response. An early end would free in one step everything that the steps have made,
+        which takes longer than a slice.
         """
         if request.may_be_given_up and request.is_abandoned:
             steps.close()

@@ -28,7 +28,7 @@ class FailureBudget:
         self._full_at: dict[str, float] = {}
         """When the bucket of an address will be full again. Addresses with a full bucket are absent or in the past."""
         self._last_turn: dict[str, float] = {}
-        """When the last attempt begins that has a turn of its own."""
+        """The time of the last turn that a single attempt has for itself."""
         self._shared_turns = 0
 
     def wait_s(self, address: str, now: float) -> float:

@@ -37,7 +37,7 @@ class LossNotes:
             try:
                 await self._write(lost)
             except ZkError as error:
-                # The following losses are written all the same; this one is in the log of the broker.
+                # The broker's log names this loss. The following ones are still written.
                 log.error("ZooKeeper refused the note of lost records of %s: %s", lost.topic_partition, error)
             except Exception:  # A bug. A task that ended here would leave all later losses unwritten.
                 log.exception("writing the note of lost records of %s failed", lost.topic_partition)

@@ -1,7 +1,7 @@
 """The scenario of level 2 with an authorizer.
 
-Senders are distinguished by their hosts: brokers may do what brokers do, the intruder may do nothing, and a client that
-is denied during the run is refused by every broker from then on. A super user, who logs in from the intruder's host, is
+Senders are distinguished by their hosts. Brokers may do what brokers do. The intruder may do nothing. If a client is
+denied during the run, every broker refuses it from then on. A super user who logs in from the intruder's host is
 served. Of two other users that log in, entries allow one and deny the other. A clerk may do nearly everything, and
 brokers do not report more than that. In every second run, resources without entries are closed.
 """

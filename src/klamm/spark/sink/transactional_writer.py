@@ -178,7 +178,7 @@ def _commit_batch(options: WriterOptions, messages: list[Any], batch_id: int) ->
         try:
             _driver(options).commit(batch, may_have_leftovers=_has_retries(messages))
         except TakenOverError:
-            _drop_claim(options, batch.generation)  # if the query is started again here, it takes the sink back
+            _drop_claim(options, batch.generation)  # if the query is started again here, it claims the sink again
             raise
         prepare()
 
