@@ -58,7 +58,7 @@ CHANNEL_MANAGER: Final = Article(
         ),
         Lead(
             "The queue of a broker (LinkedBlockingQueue)",
-            (("RequestQueue", "controller"),),
+            (("SendQueue", "controller"),),
             (
                 "kafka_controller_controllerchannelmanager_queuesize",
                 "kafka_controller_controllerchannelmanager_coalescedrequestcount",

@@ -21,7 +21,7 @@ _MISSING: Final = (
 
 
 @lazy_dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionView:
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class PartitionState:
 class TopicState:
     topic_id: UUID | None
     """None if the cluster has no topic ids."""
-    partitions: Mapping[int, PartitionState]
+    partitions: Mapping[int, PartitionView]
     is_internal: bool = False
     """Whether the topic is the cluster's own: offsets of groups, transactions, klamm's control log."""
 
@@ -75,7 +75,7 @@ class ClusterMetadata:
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
                 raise ClientError(f"Topic {name} cannot be read: {error_name(topic.error_code)}.")
             partitions = {
-                p.partition_index: PartitionState(
+                p.partition_index: PartitionView(
                     p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes)
                 )
                 for p in topic.partitions

@@ -26,7 +26,7 @@ from klamm.controller.journal import ControllerJournal, Sending
 from klamm.controller.log_end_query import ask_log_ends
 from klamm.controller.requests import ControlRequest
 from klamm.controller.responses import ControlResponse, response_event
-from klamm.controller.send_queue import QueueItem, RequestQueue
+from klamm.controller.send_queue import QueueItem, SendQueue
 from klamm.errors import ErrorCode
 from klamm.metadata.update import SLICING_CLIENT
 from klamm.metrics import MetricsRegistry
@@ -59,7 +59,7 @@ class RequestSender:
         self._config = config
         self._clock = clock
         self._on_event = on_event
-        self._queue = RequestQueue(stop_flags=config.inter_broker_protocol.stop_replica_version >= 3)
+        self._queue = SendQueue(stop_flags=config.inter_broker_protocol.stop_replica_version >= 3)
         self._sending: QueueItem | None = None
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None

@@ -112,7 +112,7 @@ def _merged_stop(waiting: StopReplicaPartition | None, stop: StopReplicaPartitio
     return replace(stop, delete=True, leader_epoch=EPOCH_DURING_DELETE if ends_topic else stop.leader_epoch)
 
 
-class RequestQueue:
+class SendQueue:
     """`stop_flags`: whether one StopReplica can both stop and delete (version 3 on)."""
 
     def __init__(self, *, stop_flags: bool = True, max_partitions: int = MAX_PARTITIONS) -> None:

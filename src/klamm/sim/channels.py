@@ -9,7 +9,7 @@ from klamm.controller.config import ControllerConfig, InterBrokerProtocol
 from klamm.controller.events import ControllerEvent
 from klamm.controller.requests import ControlRequest, StopReplicaRequest
 from klamm.controller.responses import ControlResponse, response_event
-from klamm.controller.send_queue import RequestQueue
+from klamm.controller.send_queue import SendQueue
 from klamm.model import EndPoint
 from klamm.sim.broker_model import BrokerModel
 from klamm.sim.coalescing import DeliveryTwins
@@ -69,7 +69,7 @@ class Channel:
         self._recorder = recorder
         self._queue_ms = 0.0
         self._has_stop_epochs = has_stop_epochs = world.protocol.stop_replica_version >= 3
-        self._queue = RequestQueue(stop_flags=has_stop_epochs)
+        self._queue = SendQueue(stop_flags=has_stop_epochs)
         self._twins = DeliveryTwins(target, stop_epochs=has_stop_epochs)
         self._in_flight: ControlRequest | None = None
         self.endpoints = endpoints

@@ -21,7 +21,7 @@ from klamm.controller.requests import (
     UpdateMetadataPartition,
     UpdateMetadataRequest,
 )
-from klamm.controller.send_queue import RequestQueue
+from klamm.controller.send_queue import SendQueue
 from klamm.metadata.snapshot import MetadataSnapshot
 from klamm.metadata.update import MetadataUpdate
 from klamm.model import EPOCH_DURING_DELETE, BrokerEndPoints, LeaderAndIsr, TopicPartition
@@ -155,7 +155,7 @@ def test_coalesced_delivery_ends_as_plain_delivery(
     steps: list[tuple[str, list[TopicPartition], int]], flags: bool, limit: int
 ) -> None:
     controller, plain, coalesced = Controller(), Broker(), Broker()
-    queue = RequestQueue(stop_flags=flags, max_partitions=limit)
+    queue = SendQueue(stop_flags=flags, max_partitions=limit)
     first = controller.make("update", PARTITIONS, 0)
     for broker in (plain, coalesced):
         broker.handle(first)
@@ -178,7 +178,7 @@ def test_coalesced_delivery_ends_as_plain_delivery(
 def test_the_queue_is_bounded_by_the_cluster_and_not_by_time(
     steps: list[tuple[str, list[TopicPartition], int]], flags: bool
 ) -> None:
-    controller, queue = Controller(), RequestQueue(stop_flags=flags)
+    controller, queue = Controller(), SendQueue(stop_flags=flags)
     for number, (kind, chosen, _) in enumerate(steps * 10):
         queue.put(controller.make(kind, chosen, number), float(number))
         assert (queue.oldest_s is not None) == (len(queue) > 0)
@@ -196,14 +196,14 @@ def test_the_queue_is_bounded_by_the_cluster_and_not_by_time(
     ],
 )
 def test_a_repeated_change_waits_once(cycle: list[str], length: int) -> None:
-    controller, queue = Controller(), RequestQueue()
+    controller, queue = Controller(), SendQueue()
     for number, kind in enumerate(cycle * 1_000):
         queue.put(controller.make(kind, PARTITIONS[:2], number), float(number))
     assert len(queue) == length
 
 
 def test_a_request_that_waits_alone_is_sent_as_it_is() -> None:
-    queue, request = RequestQueue(), Controller().make("update", PARTITIONS, 0)
+    queue, request = SendQueue(), Controller().make("update", PARTITIONS, 0)
     queue.put(request, 1.0)
     assert queue.oldest_s == 1.0
     item = queue.take()
@@ -214,7 +214,7 @@ def test_a_request_that_waits_alone_is_sent_as_it_is() -> None:
 
 @pytest.mark.parametrize("kind", ["update", "new epoch", "stop"])
 def test_very_many_partitions_leave_in_slices(kind: str) -> None:
-    queue, request = RequestQueue(max_partitions=3), Controller().make(kind, PARTITIONS, 1)
+    queue, request = SendQueue(max_partitions=3), Controller().make(kind, PARTITIONS, 1)
     queue.put(request, 1.0)
     first = queue.take()
     queue.put(Controller().make("same epoch", PARTITIONS[:1], 2), 2.0)
@@ -226,7 +226,7 @@ def test_very_many_partitions_leave_in_slices(kind: str) -> None:
 
 @pytest.mark.parametrize(("limit", "lengths"), [(2, [2, 2, 0]), (4, [4, 0]), (5, [4])])
 def test_the_last_slice_of_an_update_is_never_full(limit: int, lengths: list[int]) -> None:
-    queue = RequestQueue(max_partitions=limit)
+    queue = SendQueue(max_partitions=limit)
     queue.put(Controller().make("update", PARTITIONS, 1), 1.0)
     taken = []
     while queue:
@@ -237,7 +237,7 @@ def test_the_last_slice_of_an_update_is_never_full(limit: int, lengths: list[int
 
 def test_brokers_share_the_slices_of_a_common_update() -> None:
     request = Controller().make("update", PARTITIONS, 1)
-    queues = [RequestQueue(max_partitions=3) for _ in range(2)]
+    queues = [SendQueue(max_partitions=3) for _ in range(2)]
     for queue in queues:
         queue.put(request, 1.0)
     one, other = [[queue.take().request for _ in range(2)] for queue in queues]
@@ -247,7 +247,7 @@ def test_brokers_share_the_slices_of_a_common_update() -> None:
 
 
 def test_a_request_is_encoded_once_unless_it_was_merged() -> None:
-    controller, queue = Controller(), RequestQueue()
+    controller, queue = Controller(), SendQueue()
     first, second = (controller.make("new epoch", PARTITIONS, step) for step in (1, 2))
     assert isinstance(first, LeaderAndIsrRequest)
     queue.put(first, 1.0)
@@ -264,7 +264,7 @@ def partitions_of(request: ControlRequest) -> tuple[object, ...]:
 
 
 def test_the_end_of_a_topic_is_sent_before_its_name_returns() -> None:
-    queue, controller = RequestQueue(), Controller()
+    queue, controller = SendQueue(), Controller()
     for number, kind in enumerate(["update", "delete metadata", "delete metadata", "update", "update"]):
         queue.put(controller.make(kind, PARTITIONS[:1], number), 0.0)
     reported = [queue.take().request for _ in range(len(queue))]
@@ -276,7 +276,7 @@ def decisions(*numbers: int) -> tuple[Decision, ...]:
 
 
 def test_a_request_knows_the_decisions_that_were_merged_into_it() -> None:
-    queue, controller = RequestQueue(), Controller()
+    queue, controller = SendQueue(), Controller()
     for number, kind in enumerate(("new epoch", "update", "new epoch", "new epoch", "stop", "update"), 1):
         queue.put(controller.make(kind, PARTITIONS, number), 0.0, *decisions(number))
     taken = [(type(item.request).__name__, item.decisions) for item in (queue.take() for _ in range(len(queue)))]
@@ -289,7 +289,7 @@ def test_a_request_knows_the_decisions_that_were_merged_into_it() -> None:
 
 
 def test_the_list_of_merged_decisions_is_bounded() -> None:
-    queue, controller = RequestQueue(), Controller()
+    queue, controller = SendQueue(), Controller()
     for number in range(100):
         queue.put(controller.make("update", PARTITIONS, number), 0.0, *decisions(number))
         queue.put(controller.make("update", PARTITIONS, number), 0.0, *decisions(number))
@@ -297,7 +297,7 @@ def test_the_list_of_merged_decisions_is_bounded() -> None:
 
 
 def test_another_incarnation_is_never_merged() -> None:
-    queue = RequestQueue()
+    queue = SendQueue()
     for broker_epoch in (1, 1, 2, 2):
         head = RequestHead(1, 1, broker_epoch)
         queue.put(UpdateMetadataRequest(head, UpdateMetadataBody((), (), ())), 0.0)

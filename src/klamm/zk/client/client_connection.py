@@ -33,7 +33,7 @@ class Result(Protocol):
     def set_exception(self, exception: ZkError) -> None: ...
 
 
-class Connection(Protocol):
+class ZkConnection(Protocol):
     @property
     def session_id(self) -> int: ...
     @property
@@ -58,5 +58,5 @@ class Connection(Protocol):
 
 
 OnState = Callable[[ConnectionState], None]
-Connect = Callable[[str, int, OnState], Connection]
+Connect = Callable[[str, int, OnState], ZkConnection]
 """Creates the connection of a session from hosts, timeout in ms, and a listener of its state."""

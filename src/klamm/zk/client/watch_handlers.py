@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from klamm.zk.client.chroot import Chroot
-from klamm.zk.client.client_connection import Connection
+from klamm.zk.client.client_connection import ZkConnection
 from klamm.zk.client.client_requests import Watcher
 from klamm.zk.client.posting import Inbox
 from klamm.zk.model.ops import EventType, GetChildren, ReadOp, WatchEvent
@@ -34,7 +34,7 @@ class WatchHandlers:
         else:
             self._armed_data[op.path] = answer is not None
 
-    def arm_all(self, connection: Connection, full_paths: list[str]) -> None:
+    def arm_all(self, connection: ZkConnection, full_paths: list[str]) -> None:
         """Note that the server watches the data of these znodes."""
         self._armed_data.update(dict.fromkeys(full_paths, True))
         connection.watch_data(full_paths, self._on_data_event)
@@ -44,7 +44,7 @@ class WatchHandlers:
         self._armed_data.clear()
         self._armed_child.clear()
 
-    def restore(self, connection: Connection) -> None:
+    def restore(self, connection: ZkConnection) -> None:
         """Set all armed watches again on a new connection of the same session."""
         there = [path for path, was_there in self._armed_data.items() if was_there]
         missing = [path for path, was_there in self._armed_data.items() if not was_there]

@@ -404,7 +404,11 @@ class ZkSession:
         return running
 
     def _wait_for(self, running: list[Running]) -> None:
-        """Block the connection's thread until the listeners have ended; it creates no new session meanwhile."""
+        """Block the connection's thread until the listeners have ended; it creates no new session meanwhile.
+
+        The thread looks every 0.1 s whether the session or the loop was closed. A closed loop calls nothing, so neither
+        the future nor anything else would wake the thread.
+        """
         for loop, done in running:
             while not self._closing and not loop.is_closed():
                 with contextlib.suppress(TimeoutError):
