@@ -47,7 +47,8 @@ def change(rng: Random, manager: LogManager, bench: Bench, epochs: dict[TopicPar
             list(manager.passes.retention(NOW))
         case _:
             for _ in range(rng.randint(1, 8)):
-                append(log, batch(b"v" * rng.randint(1, 99)), epochs.get(tp, 0))
+                timestamp = NOW + rng.randint(-50, 50)
+                append(log, batch(b"v" * rng.randint(1, 99), timestamp=timestamp), epochs.get(tp, 0))
 
 
 def stopped(rng: Random, manager: LogManager, bench: Bench) -> MemoryFiles:
@@ -64,6 +65,7 @@ def facts(log: Log) -> tuple[object, ...]:
     known = (log.log_start_offset, log.log_end_offset, log.size_bytes, log.latest_epoch, log.contents.first_base_offset)
     last_stable_offset = log.update_high_watermark(log.log_end_offset), log.last_stable_offset
     ends = [log.end_offset_for_epoch(epoch) for epoch in range(12)]
+    times = [log.offset_for_timestamp(NOW + i) for i in range(-50, 51, 10)], log.max_timestamp_offset()
     read = read_batches(log)
     producers = {p: (e.last_sequence, e.current_txn_first_offset) for p, e in log.producers.entries.items()}
     # Recovery does not see what producers wrote before the start of the log. A transaction that has only its marker
@@ -77,7 +79,7 @@ def facts(log: Log) -> tuple[object, ...]:
         if any(p == t.producer_id and t.first_offset <= offset < t.last_offset for p, offset in written)
     ]
     views = [bytes(b.view) for b in read]
-    return known, last_stable_offset, ends, views, log.leader_epochs.entries, producers, aborted
+    return known, last_stable_offset, ends, times, views, log.leader_epochs.entries, producers, aborted
 
 
 @example(912)  # the file of the epochs knew of a later log start than the checkpoint

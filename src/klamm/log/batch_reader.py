@@ -19,6 +19,7 @@ from klamm.protocol.record_batch import (
     next_batch,
 )
 
+MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 CHUNK_BYTES: Final = 1024 * 1024
 _WINDOW_BYTES: Final = 4096 + RECORD_BATCH_OVERHEAD
 _INT32 = struct.Struct(">i")
@@ -91,3 +92,13 @@ def _read_large(handle: FileHandle, position: int, end: int, data: memoryview) -
 def _check_header(magic: int, length: int, position: int) -> None:
     if magic != MAGIC_V2 or length < RECORD_BATCH_OVERHEAD - LOG_OVERHEAD:
         raise ProtocolError(f"there is no record batch of format 2 at position {position}")
+
+
+def follows(batch: RecordBatch, last_offset: int, base_offset: int) -> bool:
+    """Whether a batch can come after `last_offset` in its segment."""
+    return (
+        batch.base_offset > last_offset
+        and batch.last_offset_delta >= 0
+        and batch.last_offset - base_offset <= MAX_RELATIVE_OFFSET
+        and batch.size_bytes >= RECORD_BATCH_OVERHEAD
+    )

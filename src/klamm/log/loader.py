@@ -120,6 +120,8 @@ class LogLoader:
             if are_epochs_known and log_start_offset < log_end_offset:
                 self._read_early_epochs(segments, log_start_offset)
             self._epochs.truncate_from_start(log_start_offset)
+        # A clean stop writes the last entry of its time index only if the log was open, not after a kill before that.
+        segments.active.may_have_newer_records = True
         snapshots.remove_strays(segments.base_offsets)
         self._check_aborted(segments)
         producers = self._load_producers(segments, snapshots, log_start_offset, log_end_offset)

@@ -13,17 +13,16 @@ from typing import Final, NamedTuple
 
 from klamm.errors import ProtocolError
 from klamm.log import names
-from klamm.log.batch_reader import BatchPosition, find_offset, read_batches, whole_batches
+from klamm.log.batch_reader import MAX_RELATIVE_OFFSET, BatchPosition, find_offset, follows, read_batches, whole_batches
 from klamm.log.files import Data, FileHandle, Files
 from klamm.log.indexes import CorruptIndexError, OffsetIndex, TimeIndex, TimestampOffset
 from klamm.log.log_config import LogConfig
 from klamm.log.open_segments import OpenSegments
 from klamm.log.transaction_index import TransactionIndex
-from klamm.protocol.record_batch import NO_TIMESTAMP, RECORD_BATCH_OVERHEAD, RecordBatch
+from klamm.protocol.record_batch import NO_TIMESTAMP, RecordBatch
 from klamm.protocol.record_scan import timestamps
 
 _log = logging.getLogger(__name__)
-_MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 _MAX_HINTS: Final = 256
 _MAX_UNPACKED_BYTES: Final = 32 * 1024 * 1024
 """A search by time does not unpack larger batches."""
@@ -72,6 +71,8 @@ class LogSegment:
         self._bytes_since_last_index_entry = 0
         self._rolling_based_timestamp: int | None = None
         self._max_timestamp: TimestampOffset | None = None
+        self.may_have_newer_records = False
+        """Whether records after the last entries of the indexes may have the newest timestamp: the log was in use."""
         self._handle: FileHandle | None = None
         self._hints: dict[int, tuple[int, int, int]] = {}
         """Position, size and last offset of recent batches by their first offset: most readers are at the end."""
@@ -158,6 +159,7 @@ class LogSegment:
     def append(self, parts: Sequence[Data], size: int, last_offset: int, first_offset: int, max_timestamp: int) -> None:
         """Write one batch at the end. If the disk fails, remove it and raise OSError."""
         handle = self._handle or self.open()
+        known = self._max_timestamp or self.max_timestamp_so_far()
         position = self.size_bytes
         try:
             handle.pwrite(parts, position)
@@ -168,7 +170,6 @@ class LogSegment:
         self.size_bytes = position + size
         if position == 0:
             self._rolling_based_timestamp = max_timestamp
-        known = self._max_timestamp or self.max_timestamp_so_far()
         if max_timestamp > known.timestamp:
             self._max_timestamp = known = TimestampOffset(max_timestamp, last_offset)
         if self._bytes_since_last_index_entry > self._index_interval_bytes:
@@ -183,7 +184,7 @@ class LogSegment:
     def should_roll(self, size: int, max_timestamp: int, last_offset: int, config: LogConfig, now_ms: int) -> bool:
         if self.size_bytes > config.segment_bytes - size:
             return True
-        if last_offset - self.base_offset > _MAX_RELATIVE_OFFSET:
+        if last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
             return True
         if self._handle is None:
             self.open()
@@ -215,7 +216,8 @@ class LogSegment:
         if self._max_timestamp is None:
             self.open()
             if self._max_timestamp is None:
-                self._max_timestamp = self.time_index.last_entry()
+                is_incomplete = self.may_have_newer_records
+                self._max_timestamp = self._read_largest_timestamp() if is_incomplete else self.time_index.last_entry()
         return self._max_timestamp
 
     def largest_timestamp(self) -> int:
@@ -339,7 +341,7 @@ class LogSegment:
         last_offset = self.base_offset - 1
         try:
             for position, batch in read_batches(handle, 0, file_bytes):
-                if not _follows(batch, last_offset, self.base_offset) or not batch.is_valid():
+                if not follows(batch, last_offset, self.base_offset) or not batch.is_valid():
                     break
                 last_offset = batch.last_offset
                 if batch.max_timestamp > newest.timestamp:
@@ -388,9 +390,10 @@ class LogSegment:
     def _read_largest_timestamp(self) -> TimestampOffset:
         """Read the batches after the last entry of the offset index: the time index knows the newest one before it."""
         newest = self.time_index.last_entry()
-        for _, batch in self.batches(self.offset_index.last_position()):
-            if batch.max_timestamp > newest.timestamp:
-                newest = TimestampOffset(batch.max_timestamp, batch.last_offset)
+        with contextlib.suppress(ProtocolError):  # A fetch of these records reports it.
+            for _, batch in self.batches(self.offset_index.last_position()):
+                if batch.max_timestamp > newest.timestamp:
+                    newest = TimestampOffset(batch.max_timestamp, batch.last_offset)
         return newest
 
     def moved_to(self, directory: str) -> None:
@@ -436,13 +439,3 @@ def _first_at_least(batch: RecordBatch, timestamp: int, start_offset: int) -> Fi
     except ProtocolError as e:
         _log.warning("the records of the batch at offset %d are unreadable: %s", batch.base_offset, e)
     return None
-
-
-def _follows(batch: RecordBatch, last_offset: int, base_offset: int) -> bool:
-    """Whether a batch can come after `last_offset` in its segment."""
-    return (
-        batch.base_offset > last_offset
-        and batch.last_offset_delta >= 0
-        and batch.last_offset - base_offset <= _MAX_RELATIVE_OFFSET
-        and batch.size_bytes >= RECORD_BATCH_OVERHEAD
-    )

@@ -132,6 +132,37 @@ def test_a_log_that_was_written_to_is_recovered_after_a_kill(bench: Bench) -> No
     assert log.is_open and log.log_end_offset == RECORDS + 1
 
 
+@pytest.mark.parametrize("is_stopped_between", [False, True])
+@pytest.mark.parametrize("is_written_to", [False, True])
+def test_a_kill_does_not_hide_how_new_the_last_records_are(is_stopped_between: bool, is_written_to: bool) -> None:
+    """They are on the disk, but no entry of the time index names them. Retention would delete them."""
+    week = SMALL.retention_ms
+    bench = Bench(LogConfig(segment_ms=4 * week))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP, is_new=True)
+    for number in range(40):
+        append(log, batch(b"v" * 100, timestamp=NOW + number))
+    append(log, batch(b"new", timestamp=NOW + week))
+    log.flush()
+    bench.clock.ms += 10_000
+    list(manager.checkpoints.summary_pass())
+    manager.abandon()
+    bench.files = bench.files.after_kill()
+    if is_stopped_between:
+        bench.manager().shutdown({TP: 41})
+    manager = bench.manager()
+    log = manager.logs[TP]
+    assert not log.is_open
+    log.update_high_watermark(41)
+    if is_written_to:
+        append(log, batch(b"v" * 5_000, timestamp=NOW))
+        append(log, batch(b"old", timestamp=NOW))
+        log.update_high_watermark(43)
+    assert sum(manager.passes.retention(NOW + week + 1000)) == 0
+    newest = (NOW + week, 40, 0)
+    assert log.offset_for_timestamp(NOW + 1000) == newest and log.max_timestamp_offset() == newest
+
+
 def test_a_record_of_an_earlier_stop_does_not_make_a_changed_log_damaged(bench: Bench) -> None:
     """As after a broker of Apache Kafka has used the directory: it writes the marker, and not the record."""
     record = bench.files.read_bytes(f"{DIR}/{LOG_SUMMARY}")
