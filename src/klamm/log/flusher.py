@@ -86,11 +86,9 @@ class LogFlusher:
         self.recovery_point = offset
         self.has_unflushed_files = False
 
-    def cancel(self) -> None:
+    def truncate_to(self, offset: int) -> None:
         """Ignore the flush in progress: the log is being truncated."""
         self._generation += 1
-
-    def truncate_to(self, offset: int) -> None:
         self.has_unflushed_files = True
         self.recovery_point = min(self.recovery_point, offset)
         self.requested_offset = min(self.requested_offset, offset)

@@ -7,7 +7,8 @@ turns that into return values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from klamm.log import names
@@ -134,15 +135,17 @@ class LocalLog:
         if active.base_offset == base_offset and active.size_bytes == 0:
             return None
         active.become_inactive(trim=self._config.preallocate)
-        segment = self._new_segment(base_offset)
+        segment = self._segment(base_offset)
+        self._create(segment)
         self.segments.add(segment)
         self._take_snapshot(base_offset)
         return segment
 
-    def _new_segment(self, base_offset: int) -> LogSegment:
+    def _segment(self, base_offset: int) -> LogSegment:
+        """Return a new segment that has no files yet."""
         env, config = self._env, self._config
         jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
-        segment = LogSegment(
+        return LogSegment(
             env.files,
             env.pool,
             self._directory,
@@ -151,8 +154,9 @@ class LocalLog:
             found=FoundFile(created_ms=env.clock.now_ms()),
             roll_jitter_ms=env.rng.randrange(jitter_ms) if jitter_ms > 0 else 0,
         )
-        segment.create(preallocate_bytes=config.segment_bytes if config.preallocate else 0)
-        return segment
+
+    def _create(self, segment: LogSegment) -> None:
+        segment.create(preallocate_bytes=self._config.segment_bytes if self._config.preallocate else 0)
 
     def _take_snapshot(self, offset: int) -> None:
         """Write the producers as of `offset`, unless the newest snapshot is of that offset or a later one."""
@@ -247,17 +251,30 @@ class LocalLog:
 
     # truncating and deleting
 
-    def truncate_to(self, offset: int) -> None:
-        """Remove the batch that holds `offset` and all later ones. The first segment must begin at or before it."""
+    def prepare_truncation(self, offset: int) -> Callable[[], None]:
+        """Return a function that removes the batch that holds `offset` and all later ones.
+
+        A log whose files cannot be read fails here and is not changed. If the function fails, it may be called again.
+        The first segment must begin at or before `offset`.
+        """
+        segment = self.segments.floor(offset)
+        assert segment is not None
+        segment.find(offset)
+        segment.txn_index.all()
+        return partial(self._truncate_to, offset)
+
+    def _truncate_to(self, offset: int) -> None:
         self.delete([s for s in self.segments if s.base_offset > offset])
         self.segments.active.truncate_to(offset, self._env.clock.now_ms())
         self.leader_epochs.truncate_from_end(offset)
 
     def truncate_fully(self, offset: int) -> None:
-        """Remove everything and start an empty segment at `offset`."""
+        """Remove everything and start an empty segment at `offset`. If this fails, it may be called again."""
         self.delete(list(self.segments))
         self.snapshots.remove_above(-1)
-        self.segments.add(self._new_segment(offset))
+        segment = self._segment(offset)
+        self.segments.add(segment)  # A log always has a segment, even one whose files cannot be created yet.
+        self._create(segment)
         self.leader_epochs.clear()
         self.producers.clear(offset)
 

@@ -7,7 +7,7 @@ on. Nothing here blocks: fsync and the removal of files are jobs for the host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from klamm.errors import ErrorCode, ProtocolError
@@ -70,8 +70,11 @@ class Log:
         self.unwritten = UnwrittenBatches()
         """Batches that a client must send again before later ones of the same producer."""
         self.clock = env.clock
-        self._cleaner_offset = 0
+        self.cleaner_offset = 0
+        """Batches before it have been compacted."""
         self._first_unstable_offset: int | None = None
+        self._unfinished_cut: Callable[[], None] | None = None
+        """Of a truncation that failed half-way. It is repeated before the log is used."""
         self.disk = DiskGuard(env, log_dir, directory)
         self.flusher = LogFlusher(env, topic_partition, log_dir, self.disk, lambda *at: self.local.prepare_flush(*at))
         self._is_flush_queued = False
@@ -92,9 +95,10 @@ class Log:
     # opening
 
     def open(self) -> None:
-        """Load the directory of a log that was not used before. Raises OSError if the disk fails."""
+        """Load a log that was not used before, or finish a failed truncation. Raises OSError if the disk fails."""
         unopened = self.unopened
         if unopened is None:
+            self._finish_truncation()
             return
         known_end = self.log_end_offset
         self._take(unopened.open_files(self.log_start_offset, self.recovery_point, self.config))
@@ -125,11 +129,11 @@ class Log:
 
     @property
     def leader_epochs(self) -> LeaderEpochCache:
-        return self.local.leader_epochs
+        return (self._local if self.is_open else self.local).leader_epochs
 
     @property
     def producers(self) -> ProducerStateManager:
-        return self.local.producers
+        return (self._local if self.is_open else self.local).producers
 
     # state
 
@@ -154,13 +158,8 @@ class Log:
         """Batches before it are on the disk: recovery after an unclean stop begins there."""
         return self.flusher.recovery_point
 
-    @property
-    def cleaner_offset(self) -> int:
-        """Batches before it have been compacted."""
-        return self._cleaner_offset
-
     def set_cleaner_offset(self, offset: int) -> None:
-        self._cleaner_offset = min(offset, self.log_end_offset)
+        self.cleaner_offset = min(offset, self.log_end_offset)
 
     @property
     def last_stable_offset(self) -> int:
@@ -214,15 +213,12 @@ class Log:
 
     def is_usable(self) -> bool:
         """Open the log if this is its first use; return False if its disk fails or has failed."""
-        if not self.is_open:
+        if not self.is_open or self._unfinished_cut is not None:
             self.disk.run("opening", self.open)
-        return self.is_open and not self.disk.is_failed
+        return self.is_open and self._unfinished_cut is None and not self.disk.is_failed
 
     def write(self, batch: RecordBatch, parts: Sequence[Data], size: int, last_offset: int, now_ms: int) -> None:
-        """Append a checked batch of an open log, in a new segment if the active one is full. `parts` are its bytes.
-
-        Raises OSError if the disk fails.
-        """
+        """Append a checked batch, whose bytes are `parts`, to an open log. Raises OSError if the disk fails."""
         local, base_offset, max_timestamp = self._local, batch.base_offset, batch.max_timestamp
         segment = local.segments.active
         if segment.should_roll(size, max_timestamp, last_offset, self.config, now_ms):
@@ -258,7 +254,7 @@ class Log:
         if offset >= max_offset or offset == self.log_end_offset:
             return ReadResult(b"")
         try:
-            local = self._local if self.is_open else self.local
+            local = self._local if self.is_open and self._unfinished_cut is None else self.local
             data = local.read(offset, max_bytes, max_offset, self.log_end_offset, min_one_message)
             aborted = local.aborted_in(offset, data) if include_aborted and len(data) else ()
             return ReadResult(data, aborted)
@@ -379,33 +375,35 @@ class Log:
         return self.disk.done("truncating", lambda: self._truncate_fully(offset, start))
 
     def _truncate_to(self, offset: int) -> None:
+        self._finish_truncation()
         if offset >= self.log_end_offset:
             self.contents.forget_epochs_from(self.log_end_offset)
         elif offset < self.segments.first.base_offset:
             self._truncate_fully(offset, offset)
         else:
-            self._count_truncation()
-            self._local.truncate_to(offset)
-            self._set_ends(min(self.log_start_offset, offset), offset)
+            self._truncate(min(self.log_start_offset, offset), offset, self._local.prepare_truncation(offset))
 
     def _truncate_fully(self, offset: int, log_start_offset: int) -> None:
         local = self.local
-        self._count_truncation()
-        local.truncate_fully(offset)
-        self._set_ends(log_start_offset, offset)
+        self._truncate(log_start_offset, offset, lambda: local.truncate_fully(offset))
 
-    def _count_truncation(self) -> None:
+    def _truncate(self, start: int, end: int, cut: Callable[[], None]) -> None:
+        """Set the ends first: if the rest fails, the log claims no records that are gone, and the rest is repeated."""
         self.truncation_count += 1
-        self.flusher.cancel()
-
-    def _set_ends(self, start: int, end: int) -> None:
         self.log_start_offset, self.log_end_offset = start, end
         self.high_watermark = max(min(self.high_watermark, end), start)
         self.damages = tuple(d for d in self.damages if d.end_offset <= end)
-        self._cleaner_offset = min(self._cleaner_offset, end)
+        self.cleaner_offset = min(self.cleaner_offset, end)
         self.flusher.truncate_to(end)
-        self._local.truncate_producers(start, end)
-        self._update_first_unstable_offset()
+        self._unfinished_cut = cut
+        self._finish_truncation()
+
+    def _finish_truncation(self) -> None:
+        if self._unfinished_cut is not None:
+            self._unfinished_cut()
+            self._local.truncate_producers(self.log_start_offset, self.log_end_offset)
+            self._unfinished_cut = None
+            self._update_first_unstable_offset()
 
     def forget_lost_tail(self) -> None:
         """Note that a follower fetches the missing records again."""
@@ -428,7 +426,7 @@ class Log:
 
     def prepare_close(self) -> list[str]:
         """Complete the files of the log; return those that must be forced to the disk before `finish_close`."""
-        return self._local.close(self.recovery_point, self.log_end_offset) if self.is_open else []
+        return self.local.close(self.recovery_point, self.log_end_offset) if self.is_open else []
 
     def finish_close(self, paths: Sequence[str]) -> None:
         """Force the files to the disk. Nothing is left to recover then."""

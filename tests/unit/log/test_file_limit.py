@@ -7,8 +7,9 @@ import errno
 import logging
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -16,14 +17,14 @@ import pytest
 
 from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
-from klamm.log import LogConfig, LogManager, append_as_leader
+from klamm.log import AppendOrigin, Log, LogConfig, LogManager, append_as_leader
 from klamm.log.appending import append_as_follower
 from klamm.log.log_manager import LogEvents, LogLimits
 from klamm.model import TopicPartition
 from klamm.network.connection_quotas import NO_LIMIT, DescriptorRoom
 from klamm.server import file_limit
 from klamm.server.file_limit import open_segments
-from tests.unit.log.harness import NOW, TP, Bench, append, batch, read_values
+from tests.unit.log.harness import NOW, TP, Bench, append, batch, close, marker, read_values
 
 
 @contextmanager
@@ -260,3 +261,86 @@ def test_raising_the_limit_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     assert [r.getMessage() for r in caplog.records] == [
         f"the limit of open files was raised from 256 to {allowed}, the system's maximum"
     ]
+
+
+def exhausted_from(number: int) -> Callable[[str, str], None]:
+    """No file can be opened from operation `number` on."""
+    operations = count()
+
+    def fault(operation: str, path: str) -> None:
+        if operation in ("open", "write", "read", "fsync") and next(operations) >= number:
+            exhausted(operation, path)
+
+    return fault
+
+
+def to_be_truncated(*, is_remembered: bool) -> tuple[Bench, Log]:
+    """A log of several segments and epochs, with transactions; it may remember all changes of its producers."""
+    bench = Bench(LogConfig(segment_bytes=2000, file_delete_delay_ms=0))
+    log = bench.open()
+    for number in range(60):
+        append(log, batch(b"v" * 50, producer=(7, 0, number)), number // 9)
+        if number % 10 == 0:
+            append(log, batch(b"t", producer=(8, 0, number // 10), transactional=True), number // 9)
+        if number % 10 == 5:
+            data = marker(8, 0, abort=number != 55)
+            append(log, data, number // 9, origin=AppendOrigin.COORDINATOR)
+        if not is_remembered:
+            log.update_high_watermark(log.log_end_offset)
+    for segment in log.segments:
+        segment.release()
+    return bench, log
+
+
+def state(log: Log) -> tuple[object, ...]:
+    assert log.is_usable()
+    producers = {p: (e.last_sequence, e.current_txn_first_offset) for p, e in log.producers.entries.items()}
+    aborted = log.local.collect_aborted(0, 1 << 40)
+    ends = log.log_end_offset, log.update_high_watermark(log.log_end_offset), log.last_stable_offset
+    return ends, producers, log.leader_epochs.entries, aborted, read_values(log)
+
+
+def truncate(log: Log, offset: int) -> ErrorCode:
+    return log.truncate_to(offset) if offset else log.truncate_fully_and_start_at(30)
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("offset", [27, 64, 0])
+def test_a_truncation_that_finds_no_file_is_finished_before_the_log_is_used(offset: int, is_remembered: bool) -> None:
+    _, expected = to_be_truncated(is_remembered=is_remembered)
+    assert truncate(expected, offset) is ErrorCode.NONE
+    end, failures = expected.log_end_offset, 0
+    for number in count():
+        bench, log = to_be_truncated(is_remembered=is_remembered)
+        bench.files.fault = exhausted_from(number)
+        if not truncate(log, offset):
+            break
+        failures += 1
+        is_begun = log.log_end_offset == end
+        if is_begun:
+            log.update_high_watermark(end)
+            assert append_as_leader(log, produced(59, b"cut"), 9).error is ErrorCode.KAFKA_STORAGE_ERROR
+            with pytest.raises(OSError, match="Too many open files"):
+                log.prepare_close()
+            if log.log_start_offset < end:
+                assert log.read(0, 1 << 20, max_offset=end) is ErrorCode.KAFKA_STORAGE_ERROR
+        bench.files.fault = None
+        if not is_begun:
+            assert state(log) == state(to_be_truncated(is_remembered=is_remembered)[1])
+        if not is_begun or number % 2:
+            assert truncate(log, offset) is ErrorCode.NONE
+        assert state(log) == state(expected)
+        close(log)
+        assert state(bench.open(clean=True, recovery_point=end)) == state(expected)
+        assert not bench.host.failures
+    assert failures > 2
+
+
+def test_a_record_that_was_cut_without_a_file_is_not_acknowledged_as_a_duplicate() -> None:
+    bench, log = to_be_truncated(is_remembered=False)
+    bench.files.fault = lambda operation, path: exhausted(operation, path) if path.endswith(".snapshot") else None
+    assert log.truncate_to(27) is ErrorCode.KAFKA_STORAGE_ERROR
+    bench.files.fault = None
+    assert log.truncate_to(27) is ErrorCode.NONE
+    result = append_as_leader(log, produced(59, b"v" * 50), 9)
+    assert result.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not result.is_duplicate
