@@ -310,7 +310,7 @@ class ReplicaFetcher:
             if result.error == ErrorCode.KAFKA_STORAGE_ERROR and state.log.disk.is_failed:
                 self._fail(state, result.error)
             else:  # too many open files: the disk has not failed
-                self._delay(state)
+                self._delay_change(state)
             return
         state.failures = 0
         if result.bytes:
@@ -336,7 +336,7 @@ class ReplicaFetcher:
 
     # --- truncating ----------------------------------------------------------------------------------------------
 
-    def _cut(self, state: PartitionFetchState, offset: int) -> None:
+    def _cut(self, state: PartitionFetchState, offset: int, *, is_complete: bool = True) -> None:
         hosted = state.log
         if offset < hosted.high_watermark:
             log.warning(
@@ -344,16 +344,26 @@ class ReplicaFetcher:
             )
         elif offset < hosted.log_end_offset:
             log.info("%s: truncating %s to offset %d: %s", self.name, state.tp, offset, hosted)
-        self._after_change(state, hosted.truncate_to(offset))
+        error = hosted.truncate_to(offset)
+        if error == ErrorCode.NONE:
+            state.is_truncating = not is_complete
+        self._after_change(state, error)
 
     def _after_change(self, state: PartitionFetchState, error: ErrorCode) -> None:
         state.partition.changed()
         self._replicas.complete_woken_fetches()
-        if error != ErrorCode.NONE:
+        if error == ErrorCode.NONE:
+            state.follow_log()
+            self._resume(state)
+        elif error == ErrorCode.KAFKA_STORAGE_ERROR and not state.log.disk.is_failed:
+            self._delay_change(state)
+        else:
             self._fail(state, error)
-            return
+
+    def _delay_change(self, state: PartitionFetchState) -> None:
+        """Try again later: too many files are open. The log may have been truncated, so it may end earlier now."""
         state.follow_log()
-        self._resume(state)
+        self._delay(state)
 
     async def _truncate(self, connection: LeaderConnection) -> None:
         """Before the first fetch of a leader epoch, find out where the logs diverge."""
@@ -361,7 +371,6 @@ class ReplicaFetcher:
         for state in [*self._truncating.values()]:
             if state.last_fetched_epoch < 0:
                 del self._truncating[state.tp]
-                state.is_truncating = False
                 self._cut(state, state.log.high_watermark)
             else:
                 asked.append(state)
@@ -379,8 +388,7 @@ class ReplicaFetcher:
             self._delay(state)
         else:
             truncation = truncation_for(state.log, end)
-            state.is_truncating = not truncation.is_complete
-            self._cut(state, truncation.offset)
+            self._cut(state, truncation.offset, is_complete=truncation.is_complete)
 
     async def _reset_offsets(self, connection: LeaderConnection) -> None:
         """The requested offset is out of range: ask for the start and end of the leader's log."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,26 +87,36 @@ def test_few_bytes_are_appended_between_two_turns(cluster: Brokers, monkeypatch:
     assert sum(appended) > sum(sizes) > BYTES_PER_SLICE >= max(appended)
 
 
-def test_a_follower_without_file_descriptors_continues_when_there_are_some(
-    cluster: Brokers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cluster.elect(1)
-    cluster.append(b"a")
-    cluster.catch_up(2)
-    cluster.log(2).config = LogConfig(segment_bytes=100)  # the next batch needs a new file
-    opened, directory = os.open, cluster.log(2).log_dir
+@contextmanager
+def no_descriptors(directory: str) -> Iterator[None]:
+    """No file of a directory can be opened."""
+    opened = os.open
 
-    def no_descriptor(path: Any, *args: Any, **options: Any) -> int:
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
         if os.fspath(path).startswith(directory):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return opened(path, *args, **options)
 
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        yield
+
+
+@pytest.mark.parametrize("segment_bytes", [100, 150], ids=["none of both", "one of both"])
+def test_a_follower_without_file_descriptors_continues_when_there_are_some(
+    cluster: Brokers, segment_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.log(2).config = LogConfig(segment_bytes=segment_bytes)  # one of the next batches needs a new file
     cluster.append(b"b")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", no_descriptor)
+    cluster.append(b"c")
+    with no_descriptors(cluster.log(2).log_dir):
         while "the broker has too many open files" not in caplog.text:
             cluster.round(2)
     assert TP in cluster.fetchers[2].states, "it does not wait for another leader epoch"
+    assert cluster.log(2).log_end_offset == (1 if segment_bytes == 100 else 2)
     cluster.catch_up(2)
     assert cluster.contents(2) == cluster.contents(1)
 
@@ -150,6 +161,25 @@ def test_records_of_the_old_leader_alone_are_truncated(cluster: Brokers) -> None
     cluster.append(b"lost")
     cluster.elect(2, isr=(2,))
     cluster.append(b"b")
+    cluster.catch_up(1)
+    assert cluster.contents(1) == cluster.contents(2) == [(0, 0, b"a"), (1, 1, b"b")]
+
+
+@BOTH
+def test_a_truncation_without_file_descriptors_is_repeated_when_there_are_some(
+    cluster: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.elect(1)
+    cluster.append(b"a")
+    cluster.catch_up(2)
+    cluster.append(b"lost")
+    cluster.log(1).segments.active.release()
+    with no_descriptors(cluster.log(1).log_dir):
+        cluster.elect(2, isr=(2,))
+        cluster.append(b"b")
+        while "too many open files while truncating" not in caplog.text:
+            cluster.round(1)
+        assert TP in cluster.fetchers[1].states, "it does not wait for another leader epoch"
     cluster.catch_up(1)
     assert cluster.contents(1) == cluster.contents(2) == [(0, 0, b"a"), (1, 1, b"b")]
 
