@@ -218,7 +218,7 @@ class SimNode:
 
     def _fault(self, operation: str, path: str) -> int | None:
         """A broken disk writes nothing more, a full one nothing that needs room; half of a write may still succeed."""
-        if self.has_no_files and operation == "pwrite":  # As in the system: its file cannot be opened.
+        if self.has_no_files and operation in ("open", "pwrite", "read", "write"):  # Its file cannot be opened.
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         if self.is_disk_full:
             return self._refuse_room(operation, path)

@@ -207,4 +207,16 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "truncation_keeps_the_producers_of_removed_batches": aimed(
         "truncated batches", _L + "producer_state", "            self._undo(change)\n", "            pass\n"
     ),
+    "failed_truncations_are_not_finished": aimed(
+        "truncated batches without files",
+        _L + "log",
+        "        self._unfinished_cut = cut\n        self._finish_truncation()\n",
+        "        cut()\n        self._local.truncate_producers(start, end)\n",
+    ),
+    "failed_truncations_end_the_fetching": aimed(
+        "truncated batches without files",
+        _R + "fetcher",
+        "        elif error == ErrorCode.KAFKA_STORAGE_ERROR and not state.log.disk.is_failed:\n",
+        "        elif False:\n",
+    ),
 }

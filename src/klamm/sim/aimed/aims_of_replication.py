@@ -175,22 +175,39 @@ async def _use_up_files(stage: ClusterStage) -> None:
 
 async def _cut_batches(stage: ClusterStage) -> None:
     """A leader is replaced before its newest batch is replicated. The batch is new to it when it leads again."""
+    await _cut(stage, has_files=True)
+
+
+async def _cut_batches_without_files(stage: ClusterStage) -> None:
+    """The same with a truncation that finds no file descriptor when it has cut the data file."""
+    await _cut(stage, has_files=False)
+
+
+async def _cut(stage: ClusterStage, *, has_files: bool) -> None:
     tp = stage.tps[0]
     leader = await stage.leader(tp)
     successor = stage.followers(leader)[0]
     await _produce(stage, leader, tp, _KNOWN_PRODUCER, 0, ErrorCode.NONE)
+    if not has_files:  # The epoch of the next batch must be removed from a file.
+        await stage.lead(tp, successor)
+        await stage.lead(tp, leader)
     fetches = [stage.detain(follower.host, FetchRequest, leader) for follower in stage.followers(leader)]
     for fetch in fetches:
         await stage.detained(fetch)
     await _produce(stage, leader, tp, _KNOWN_PRODUCER, 1, ErrorCode.REQUEST_TIMED_OUT)
+    fetches.append(stage.detain(leader.host, FetchRequest, successor))
+    await stage.detained(fetches[-1])
     await stage.lead(tp, successor)
+    leader.has_no_files = not has_files
     for fetch in fetches:
         fetch.release()
     await stage.wait(lambda: stage.log(leader, tp).log_end_offset == 1, f"broker {leader.id} truncates")
+    leader.has_no_files = False
+    await stage.write(tp)
     await stage.lead(tp, leader)
     await _produce(stage, leader, tp, _KNOWN_PRODUCER, 1, ErrorCode.NONE)
     end = stage.log(leader, tp).log_end_offset
-    require(end == 2, f"broker {leader.id} acknowledged offset 1 and ends at {end}")
+    require(end == 3, f"broker {leader.id} acknowledged offset 2 and ends at {end}")
 
 
 async def _produce(
@@ -208,6 +225,7 @@ AIMS_OF_REPLICATION: Final[dict[str, ClusterAim]] = {
     "full disk of an idle broker": ClusterAim(_fill_idle_disk),
     "no file descriptors": ClusterAim(_use_up_files),
     "truncated batches": ClusterAim(_cut_batches),
+    "truncated batches without files": ClusterAim(_cut_batches_without_files),
     "deleted records": ClusterAim(_delete_records),
     "other directory": ClusterAim(_move_between_disks, {"log.dirs": "/data,/disk"}),
 }
