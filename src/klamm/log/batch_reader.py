@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -18,6 +19,9 @@ from klamm.protocol.record_batch import (
     RecordBatch,
     next_batch,
 )
+from klamm.protocol.record_scan import timestamps
+
+_log = logging.getLogger(__name__)
 
 MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 CHUNK_BYTES: Final = 1024 * 1024
@@ -25,6 +29,8 @@ _WINDOW_BYTES: Final = 4096 + RECORD_BATCH_OVERHEAD
 _INT32 = struct.Struct(">i")
 _LAST_OFFSET_DELTA_POSITION: Final = 23
 _HEADER_BYTES_NEEDED: Final = 27
+_MAX_UNPACKED_BYTES: Final = 32 * 1024 * 1024
+"""A search by time does not unpack larger batches."""
 
 
 class BatchPosition(NamedTuple):
@@ -32,6 +38,12 @@ class BatchPosition(NamedTuple):
     size_bytes: int
     base_offset: int
     last_offset: int
+
+
+class FileTimestampOffset(NamedTuple):
+    timestamp: int
+    offset: int
+    leader_epoch: int
 
 
 def find_offset(handle: FileHandle, position: int, end: int, offset: int) -> BatchPosition | None:
@@ -102,3 +114,14 @@ def follows(batch: RecordBatch, last_offset: int, base_offset: int) -> bool:
         and batch.last_offset - base_offset <= MAX_RELATIVE_OFFSET
         and batch.size_bytes >= RECORD_BATCH_OVERHEAD
     )
+
+
+def first_at_least(batch: RecordBatch, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
+    """Return the first such record; None also if the records are unreadable, which a fetch of them reports."""
+    try:
+        for found, offset in timestamps(batch, _MAX_UNPACKED_BYTES):
+            if found >= timestamp and offset >= start_offset:
+                return FileTimestampOffset(found, offset, batch.partition_leader_epoch)
+    except ProtocolError as e:
+        _log.warning("the records of the batch at offset %d are unreadable: %s", batch.base_offset, e)
+    return None

@@ -167,8 +167,7 @@ class LocalLog:
         """Write the indexes of [start, end) to their files; return the files that the caller must force to the disk."""
         paths: list[str] = []
         for segment in self.segments.between(start, end):
-            segment.offset_index.write_out()
-            segment.time_index.write_out()
+            segment.write_indexes()
             paths += segment.paths()
         paths += self._unsynced_snapshots
         self._unsynced_snapshots = []

@@ -13,25 +13,25 @@ from typing import Final, NamedTuple
 
 from klamm.errors import ProtocolError
 from klamm.log import names
-from klamm.log.batch_reader import MAX_RELATIVE_OFFSET, BatchPosition, find_offset, follows, read_batches, whole_batches
+from klamm.log.batch_reader import (
+    MAX_RELATIVE_OFFSET,
+    BatchPosition,
+    FileTimestampOffset,
+    find_offset,
+    first_at_least,
+    follows,
+    read_batches,
+    whole_batches,
+)
 from klamm.log.files import Data, FileHandle, Files
 from klamm.log.indexes import CorruptIndexError, OffsetIndex, TimeIndex, TimestampOffset
 from klamm.log.log_config import LogConfig
 from klamm.log.open_segments import OpenSegments
 from klamm.log.transaction_index import TransactionIndex
 from klamm.protocol.record_batch import NO_TIMESTAMP, RecordBatch
-from klamm.protocol.record_scan import timestamps
 
 _log = logging.getLogger(__name__)
 _MAX_HINTS: Final = 256
-_MAX_UNPACKED_BYTES: Final = 32 * 1024 * 1024
-"""A search by time does not unpack larger batches."""
-
-
-class FileTimestampOffset(NamedTuple):
-    timestamp: int
-    offset: int
-    leader_epoch: int
 
 
 class FoundFile(NamedTuple):
@@ -96,8 +96,7 @@ class LogSegment:
             handle.truncate(preallocate_bytes)
             self.offset_index.create()
             self.time_index.create()
-            self.offset_index.write_out()
-            self.time_index.write_out()
+            self.write_indexes()
         except OSError:
             handle.close()
             raise
@@ -125,7 +124,9 @@ class LogSegment:
             self.time_index.load()
             if self.offset_index.last_position() > self.size_bytes:
                 raise CorruptIndexError("an entry points beyond the end of the data")
-        except (CorruptIndexError, FileNotFoundError) as e:
+            if self.offset_index.entries and not self.time_index.entries and self.first_batch_timestamp(handle) > 0:
+                raise CorruptIndexError("the time index has no entries")
+        except (CorruptIndexError, ProtocolError, FileNotFoundError) as e:
             _log.warning("rebuilding the indexes of %s: %s", self.path(names.LOG), e)
             self._rebuild_indexes(handle, self.size_bytes)
 
@@ -144,8 +145,8 @@ class LogSegment:
             self.max_timestamp_so_far()
             # Close it first, so that the indexes can be written at the limit of open files.
             self._close_handle()
-            self.offset_index.release()
             self.time_index.release()
+            self.offset_index.release()
 
     def _close_handle(self) -> None:
         if self._handle is not None:
@@ -204,10 +205,10 @@ class LogSegment:
             first = self.first_batch_timestamp()
         return max_timestamp - first if first >= 0 else now_ms - self.created_ms
 
-    def first_batch_timestamp(self) -> int:
+    def first_batch_timestamp(self, handle: FileHandle | None = None) -> int:
         """Return the newest timestamp of the first batch, or -1 for an empty segment."""
         if self._rolling_based_timestamp is None and self.size_bytes:
-            batch = next((b for _, b in read_batches(self.open(), 0, self.size_bytes)), None)
+            batch = next((b for _, b in read_batches(handle or self.open(), 0, self.size_bytes)), None)
             self._rolling_based_timestamp = batch.max_timestamp if batch else None
         return NO_TIMESTAMP if self._rolling_based_timestamp is None else self._rolling_based_timestamp
 
@@ -229,10 +230,18 @@ class LogSegment:
         """Complete the indexes of a segment that no longer grows."""
         newest = self.max_timestamp_so_far()
         self.time_index.maybe_append(newest.timestamp, newest.offset)
-        self.offset_index.write_out()
-        self.time_index.write_out()
+        self.write_indexes()
         if trim:
             self.open().truncate(self.size_bytes)
+
+    def write_indexes(self) -> None:
+        """Bring both files up to date, the time index first.
+
+        If the second write fails, the time index has more entries, which does no harm. With more entries in the offset
+        index, a search by timestamp would skip records.
+        """
+        self.time_index.write_out()
+        self.offset_index.write_out()
 
     # reading
 
@@ -284,10 +293,12 @@ class LogSegment:
         # many batches after an older entry of the time index have its timestamp.
         newer = self.time_index.first_offset_at(timestamp)
         position = self.offset_index.last_position() if newer is None else self.offset_index.lookup(newer - 1)
+        if timestamp == 0 and self.first_batch_timestamp() >= 0:
+            position = 0  # An index entry for timestamp 0 at the first offset looks like a preallocated one.
         for _, batch in self.batches(max(position, self.offset_index.lookup(start_offset))):
             if batch.max_timestamp < timestamp or batch.last_offset < start_offset:
                 continue
-            found = _first_at_least(batch, timestamp, start_offset)
+            found = first_at_least(batch, timestamp, start_offset)
             if found is not None:
                 return found
             if batch.base_offset >= start_offset:
@@ -302,7 +313,7 @@ class LogSegment:
         newest = self.max_timestamp_so_far()
         for _, batch in self.batches(self.offset_index.lookup(newest.offset)):
             if batch.max_timestamp == newest.timestamp:
-                found = _first_at_least(batch, newest.timestamp, batch.base_offset)
+                found = first_at_least(batch, newest.timestamp, batch.base_offset)
                 if found is None and newest.timestamp == NO_TIMESTAMP:
                     return None
                 offset = found.offset if found is not None else batch.last_offset
@@ -358,8 +369,7 @@ class LogSegment:
         self._max_timestamp = newest
         self._rolling_based_timestamp = None
         self.time_index.maybe_append(newest.timestamp, newest.offset)
-        self.offset_index.write_out()
-        self.time_index.write_out()
+        self.write_indexes()
         return valid_bytes
 
     def _open_for_recovery(self) -> FileHandle:
@@ -428,14 +438,3 @@ class LogSegment:
         self.offset_index.forget()
         self.time_index.forget()
         self._close_handle()
-
-
-def _first_at_least(batch: RecordBatch, timestamp: int, start_offset: int) -> FileTimestampOffset | None:
-    """Return the first such record; None also if the records are unreadable, which a fetch of them reports."""
-    try:
-        for found, offset in timestamps(batch, _MAX_UNPACKED_BYTES):
-            if found >= timestamp and offset >= start_offset:
-                return FileTimestampOffset(found, offset, batch.partition_leader_epoch)
-    except ProtocolError as e:
-        _log.warning("the records of the batch at offset %d are unreadable: %s", batch.base_offset, e)
-    return None
