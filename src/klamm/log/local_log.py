@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from klamm.log import names
+from klamm.log.end_markers import parse_marker
 from klamm.log.leader_epoch_cache import LeaderEpochCache
 from klamm.log.log_config import LogConfig
 from klamm.log.log_environment import LogEnvironment
@@ -105,6 +106,17 @@ class LocalLog:
         return None
 
     # producers
+
+    def prepare_marker(self, segment: LogSegment, batch: RecordBatch) -> None:
+        """Open the transaction index if the marker aborts a transaction.
+
+        At the limit of open files, the marker is then rejected instead of being written without its entry.
+        """
+        entry = self.producers.entries.get(batch.producer_id)
+        if entry is not None and entry.current_txn_first_offset is not None:
+            marker = parse_marker(batch)
+            if marker is not None and marker.is_abort:
+                segment.txn_index.prepare()
 
     def update_producers(self, segment: LogSegment, batch: RecordBatch, high_watermark: int) -> None:
         """Take a batch of a producer into account that was appended to `segment`."""

@@ -225,6 +225,8 @@ class Log:
             segment = self._roll(base_offset)
         if batch.partition_leader_epoch != local.leader_epochs.latest_epoch:
             local.assign_epoch(batch.partition_leader_epoch, base_offset)
+        if batch.is_control:
+            local.prepare_marker(segment, batch)
         segment.append(parts, size, last_offset, base_offset, max_timestamp)
         self.log_end_offset = last_offset + 1
         if batch.producer_id >= 0:

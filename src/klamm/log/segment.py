@@ -437,4 +437,5 @@ class LogSegment:
         """Free the memory and close the file without writing: the segment is about to be deleted."""
         self.offset_index.forget()
         self.time_index.forget()
+        self.txn_index.close()
         self._close_handle()

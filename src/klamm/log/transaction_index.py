@@ -7,7 +7,7 @@ from bisect import bisect_left
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from klamm.log.files import Files
+from klamm.log.files import FileHandle, Files
 from klamm.log.indexes import CorruptIndexError
 
 _ENTRY: Final = struct.Struct(">hqqqq")
@@ -35,6 +35,8 @@ class TransactionIndex:
         self.base_offset = base_offset
         self._exists = exists
         self._entries: list[AbortedTxn] | None = None if exists else []
+        self._handle: FileHandle | None = None
+        """The file, opened for the next entry."""
 
     @property
     def exists(self) -> bool:
@@ -46,15 +48,28 @@ class TransactionIndex:
             self._entries = self._load()
         return self._entries
 
+    def prepare(self) -> None:
+        """Open the file for the next entry."""
+        self.all()
+        if self._handle is None:
+            self._handle = self._files.open(self.path, create=True)
+            self._exists = True
+
     def append(self, aborted: AbortedTxn) -> None:
-        entries = self.all()
-        handle = self._files.open(self.path, create=True)
+        self.prepare()
+        entries, handle = self.all(), self._handle
+        assert handle is not None
         try:
             handle.pwrite((_ENTRY.pack(_VERSION, *aborted),), len(entries) * _ENTRY.size)
         finally:
-            handle.close()
-        self._exists = True
+            self.close()
         entries.append(aborted)
+
+    def close(self) -> None:
+        """Close the file. An entry for which it was opened was not written."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
 
     def collect(self, fetch_offset: int, upper_bound_offset: int) -> tuple[list[AbortedTxn], bool]:
         """Return the transactions that a reader of the range must skip, and whether later segments cannot add any."""

@@ -18,7 +18,7 @@ from klamm.log.memory_files import MemoryFiles
 from klamm.model import TopicPartition
 from tests.support.log_passes import delete_logs
 from tests.support.record_batches import assign_offsets
-from tests.unit.log.harness import DIR, TP, Bench, append, batch, marker, read_values
+from tests.unit.log.harness import DIR, TP, Bench, append, batch, end_txn, marker, read_values
 
 
 class Faults:
@@ -301,7 +301,11 @@ def test_an_aborted_transaction_that_cannot_be_noted_is_an_answer(operation: str
     files.fault = None
     manager.abandon()
     again, _ = manager_with(files)
-    assert [t.producer_id for t in again.logs[TP].local.collect_aborted(0, 10)] == [1], "recovery finds it"
+    log = again.logs[TP]
+    if operation == "open":
+        assert log.log_end_offset == 1 and log.producers.first_unstable_offset == 0, "the transaction is still open"
+        end_txn(log, 1, abort=True)
+    assert [t.producer_id for t in log.local.collect_aborted(0, 10)] == [1], "recovery finds it"
 
 
 @pytest.mark.parametrize(

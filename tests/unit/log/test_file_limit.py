@@ -24,7 +24,7 @@ from klamm.model import TopicPartition
 from klamm.network.connection_quotas import NO_LIMIT, DescriptorRoom
 from klamm.server import file_limit
 from klamm.server.file_limit import open_segments
-from tests.unit.log.harness import NOW, TP, Bench, append, batch, close, marker, read_values
+from tests.unit.log.harness import NOW, TP, Bench, append, batch, close, end_txn, marker, read_values
 
 
 @contextmanager
@@ -344,3 +344,41 @@ def test_a_record_that_was_cut_without_a_file_is_not_acknowledged_as_a_duplicate
     assert log.truncate_to(27) is ErrorCode.NONE
     result = append_as_leader(log, produced(59, b"v" * 50), 9)
     assert result.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not result.is_duplicate
+
+
+@pytest.mark.parametrize("as_leader", [False, True])
+def test_an_abort_marker_is_not_written_without_its_entry(as_leader: bool) -> None:
+    """Readers of committed records would get those of the transaction."""
+    bench = Bench()
+    log = bench.open()
+    append(log, batch(b"aborted", producer=(7, 0, 0), transactional=True))
+    leader = Bench().open()
+    append(leader, batch(b"aborted", producer=(7, 0, 0), transactional=True))
+    end_txn(leader, 7, abort=True)
+
+    def append_marker() -> ErrorCode:
+        if as_leader:
+            return append_as_leader(log, marker(7, 0, abort=True), 0, origin=AppendOrigin.COORDINATOR).error
+        found = leader.read(1, 1000, max_offset=2)
+        assert not isinstance(found, ErrorCode)
+        return append_as_follower(log, found.records).error
+
+    bench.files.fault = lambda operation, path: exhausted(operation, path) if path.endswith(".txnindex") else None
+    assert append_marker() is ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.log_end_offset == 1 and not bench.host.failures
+    bench.files.fault = None
+    assert append_marker() is ErrorCode.NONE
+    log.update_high_watermark(2)
+    assert log.last_stable_offset == 2
+    result = log.read(0, 1000, max_offset=2, include_aborted=True)
+    assert not isinstance(result, ErrorCode) and [t.producer_id for t in result.aborted] == [7]
+    assert len(bench.files.read_bytes(log.segments.active.path(".txnindex"))) == 34
+
+
+def test_a_commit_marker_needs_no_other_file() -> None:
+    bench = Bench()
+    log = bench.open()
+    append(log, batch(b"committed", producer=(7, 0, 0), transactional=True))
+    bench.files.fault = exhausted
+    end_txn(log, 7, abort=False)
+    assert not any(name.endswith(".txnindex") for name in bench.names())
