@@ -63,12 +63,17 @@ class AcceptedSocket(asyncio.Transport):
             return
         self._is_closing = True
         if self.handshake is not None:
-            self.handshake.cancel()  # It closes the socket, which its transport still watches.
+            self.handshake.cancel()  # The socket closes at its end: the transport of the handshake still watches it.
         else:
             self.sock.close()
         self._loop.call_soon(self._connection.connection_lost, None)
 
     abort = close
+
+    def on_handshake_end(self, handshake: asyncio.Task[None]) -> None:
+        """Close the socket after a cancellation, also if the handshake had not begun."""
+        if handshake.cancelled():
+            self.sock.close()
 
 
 class TlsHandshakes:
@@ -109,6 +114,7 @@ class TlsHandshakes:
         accepted = connection.transport
         assert isinstance(accepted, AcceptedSocket)
         accepted.handshake = self._loop.create_task(self._shake_hands(connection, accepted), name="tls-handshake")
+        accepted.handshake.add_done_callback(accepted.on_handshake_end)
 
     async def _shake_hands(self, connection: Connection, accepted: AcceptedSocket) -> None:
         """End with a connection that reads requests, or with a closed one."""
@@ -134,9 +140,6 @@ class TlsHandshakes:
             accepted.handshake = None
             accepted.close()
             return
-        except asyncio.CancelledError:
-            accepted.sock.close()
-            raise
         ssl_object = transport.get_extra_info("ssl_object")
         certificate = None if ssl_object is None else ssl_object.getpeercert(binary_form=True)
         if connection.gate.pass_certificate(certificate):

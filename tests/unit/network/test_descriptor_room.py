@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -174,6 +175,35 @@ def test_peers_that_never_begin_the_tls_handshake_make_room(run: Run) -> None:
             assert (await client.receive_heartbeat())[1] == 1
 
     run(scenario())
+
+
+@both_loops
+def test_the_sockets_of_peers_that_are_replaced_at_once_are_closed(run: Run) -> None:
+    """Several are accepted in one turn: most are replaced before their handshake begins."""
+
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL, config=with_room(1)) as server:
+            with contextlib.ExitStack() as held:
+                address = ("127.0.0.1", server.port)
+                peers = [held.enter_context(socket.create_connection(address)) for _ in range(12)]
+                ended: set[int] = set()
+                for peer in peers:
+                    peer.setblocking(False)
+                    asyncio.get_running_loop().add_reader(peer, note_end, peer, ended)
+                await until(lambda: len(ended) == 11)
+                assert server.network.quotas.open_connections == 1
+
+    def note_end(peer: socket.socket, ended: set[int]) -> None:
+        asyncio.get_running_loop().remove_reader(peer)
+        with contextlib.suppress(ConnectionResetError):
+            assert peer.recv(1) == b""
+        ended.add(peer.fileno())
+
+    gc.disable()  # It would close them, too, much later.
+    try:
+        run(scenario())
+    finally:
+        gc.enable()
 
 
 @both_loops
