@@ -12,7 +12,7 @@ from klamm.log import AppendOrigin, Log, LogConfig
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.producer_history import MAX_CHANGES, MAX_OLD_CHANGES
 from klamm.log.producer_state import ProducerStateManager
-from tests.unit.log.harness import NOW, Bench, append, batch, marker, read_batches
+from tests.unit.log.harness import NOW, TP, Bench, append, batch, marker, read_batches
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=150, file_delete_delay_ms=0)
 
@@ -103,6 +103,20 @@ def test_a_truncation_undoes_the_batches_that_it_cuts(seed: int) -> None:
         assert all(offset <= log.log_end_offset for offset in log.local.snapshots.offsets)
 
 
+@given(st.integers(min_value=0, max_value=2**32))
+@settings(max_examples=200, deadline=None)
+def test_a_truncation_of_a_recovered_log_undoes_the_batches_that_it_cuts(seed: int) -> None:
+    rng = Random(seed)
+    bench = Bench(CONFIG)
+    log = bench.open()
+    producers = [Producer(id_) for id_ in range(rng.randint(1, 4))]
+    for _ in cuts(rng, log, producers):
+        pass
+    log = bench.open(high_watermark=log.high_watermark)
+    for _ in cuts(rng, log, producers):
+        assert state(log.producers, has_all_batches=False) == state(read_again(log), has_all_batches=False)
+
+
 def test_a_cut_of_few_batches_reads_few() -> None:
     reads: list[str] = []
     bench = Bench(
@@ -121,6 +135,44 @@ def test_a_cut_of_few_batches_reads_few() -> None:
     assert few < (len(reads) - few) / 3
 
 
+def recovered_with(bench: Bench, high_watermark: int | None) -> Log:
+    """A log of 3,000 batches after a kill, with a checkpoint of its high watermark."""
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for number in range(3_000):
+        append(log, batch(b"v" * 5_000, producer=(7, 0, number)))
+    if high_watermark is not None:
+        manager.checkpoints.write_high_watermarks({TP: high_watermark})
+    manager.abandon()
+    log = bench.manager().logs[TP]
+    assert log.is_open and log.log_end_offset == 3_000
+    return log
+
+
+def test_a_recovered_log_is_cut_without_reading_its_active_segment_again() -> None:
+    """As after the kill of a leader whose newest batches were not replicated."""
+    reads: list[str] = []
+    bench = Bench(
+        LogConfig(), MemoryFiles(lambda operation, path: reads.append(path) if operation == "pread" else None)
+    )
+    log = recovered_with(bench, high_watermark=2_490)
+    reads.clear()
+    log.truncate_to(2_500)
+    few = len(reads)
+    assert log.producers.entries[7].last_sequence == 2_499
+    log.truncate_to(1_000)  # It had been replicated, so what it changed is not remembered.
+    assert log.producers.entries[7].last_sequence == 999
+    assert few < (len(reads) - few) / 3
+
+
+def test_a_recovered_log_remembers_what_is_not_known_to_be_replicated() -> None:
+    """Very many logs can be recovered after a kill."""
+    for high_watermark, remembered in ((2_990, 10), (2_490, 510), (0, MAX_CHANGES), (None, MAX_OLD_CHANGES)):
+        producers = recovered_with(Bench(LogConfig()), high_watermark).producers
+        assert not producers.truncate_to(2_999 - remembered)
+        assert producers.truncate_to(3_000 - remembered)
+
+
 def test_a_log_remembers_few_changes_while_followers_lag() -> None:
     log = Bench().open()
     for number in range(MAX_CHANGES + 500):
@@ -135,7 +187,7 @@ def test_a_log_that_is_opened_remembers_few_changes() -> None:
     log = bench.open()
     for number in range(MAX_OLD_CHANGES + 10):
         append(log, batch(b"v", producer=(7, 0, number)))
-    again = bench.open()
+    again = bench.open()  # without a known high watermark
     assert not again.producers.truncate_to(9)
     assert again.producers.truncate_to(20)
     assert again.producers.entries[7].last_sequence == 19

@@ -43,7 +43,8 @@ class LastRun:
     """The state in which the last run left a log: the checkpointed offsets, and how the run ended.
 
     `intact` is the summary of a log whose files agree with it: everything is on the disk, however the last run ended.
-    `recorded` is the summary that a clean stop wrote for a log whose files are different now.
+    `recorded` is the summary that a clean stop wrote for a log whose files are different now. `high_watermark` is from
+    the checkpoint, if it names the log.
     """
 
     log_start_offset: int = 0
@@ -51,6 +52,7 @@ class LastRun:
     had_clean_shutdown: bool = False
     intact: LogSummary | None = None
     recorded: LogSummary | None = None
+    high_watermark: int | None = None
 
 
 _NO_LAST_RUN: Final = LastRun()
@@ -77,6 +79,7 @@ class LogLoader:
         self._config = config
         self._start_checkpoint = last_run.log_start_offset
         self._recovery_point = last_run.recovery_point
+        self._high_watermark = last_run.high_watermark
         self._recorded = last_run.recorded
         self._clean = last_run.had_clean_shutdown and last_run.recorded is None
         self._intact = last_run.intact
@@ -366,6 +369,7 @@ class LogLoader:
             log_start_offset=log_start_offset,
             log_end_offset=log_end_offset,
             now_ms=self._env.clock.now_ms(),
+            high_watermark=self._high_watermark,
             recovered_from=self._recovered_from,
         )
         return producers

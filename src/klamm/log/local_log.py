@@ -124,7 +124,7 @@ class LocalLog:
         if aborted is not None:
             segment.txn_index.append(aborted)
 
-    def truncate_producers(self, log_start_offset: int, log_end_offset: int) -> None:
+    def truncate_producers(self, log_start_offset: int, log_end_offset: int, high_watermark: int) -> None:
         """Set the producers to their state at the end of a truncated log."""
         if self.producers.truncate_to(log_end_offset):
             self.snapshots.remove_above(log_end_offset)
@@ -136,6 +136,7 @@ class LocalLog:
                 log_start_offset=log_start_offset,
                 log_end_offset=log_end_offset,
                 now_ms=self._env.clock.now_ms(),
+                high_watermark=high_watermark,
             )
             self.producers.rebuilt_after = self._env.host.youngest_connection()
 

@@ -403,7 +403,7 @@ class Log:
     def _finish_truncation(self) -> None:
         if self._unfinished_cut is not None:
             self._unfinished_cut()
-            self._local.truncate_producers(self.log_start_offset, self.log_end_offset)
+            self._local.truncate_producers(self.log_start_offset, self.log_end_offset, self.high_watermark)
             self._unfinished_cut = None
             self._update_first_unstable_offset()
 

@@ -49,7 +49,10 @@ class LogOpener:
                 return self._unopened(tp, log_dir, directory, config, summary, start)
             if not log_dir.is_record_of_clean_stop or not found.damaged:
                 recorded = None
-        last_run = LastRun(start, recovery_point, log_dir.had_clean_shutdown, recorded=recorded)
+        replicated = log_dir.high_watermarks.get(tp)
+        last_run = LastRun(
+            start, recovery_point, log_dir.had_clean_shutdown, recorded=recorded, high_watermark=replicated
+        )
         return LogLoader(self._env, tp, log_dir.path, config, last_run).load()
 
     def _unopened(
@@ -68,7 +71,7 @@ class LogOpener:
 
     def reload(self, log: Log) -> Log:
         """Load the log again and recover it from its recovery point: one of its writes has failed half-way."""
-        last_run = LastRun(log.log_start_offset, log.recovery_point)
+        last_run = LastRun(log.log_start_offset, log.recovery_point, high_watermark=log.high_watermark)
         again = LogLoader(self._env, log.topic_partition, log.log_dir, log.config, last_run).load()
         again.set_cleaner_offset(log.cleaner_offset)
         again.update_high_watermark(log.high_watermark)

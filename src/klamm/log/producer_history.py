@@ -15,7 +15,8 @@ from klamm.log.producer_entry import ProducerStateEntry
 MAX_CHANGES: Final = 2_000
 """Per log. The high watermark passes most changes within milliseconds; more of them wait while a follower lags."""
 MAX_OLD_CHANGES: Final = 50
-"""The same for batches that are read again when a log is opened: very many logs may be opened, and stay idle."""
+"""The same for batches that are read again without a known high watermark. Very many logs may be opened on their first
+use, and stay idle: all of their batches are replicated."""
 UnreplicatedEnd = tuple[int, int]
 """The offset of a marker, and the first offset of the transaction that it ended."""
 

@@ -7,7 +7,6 @@ import logging
 from klamm.errors import ProtocolError
 from klamm.log.producer_snapshots import ProducerSnapshots
 from klamm.log.producer_state import ProducerStateManager
-from klamm.log.segment import LogSegment
 from klamm.log.segments import LogSegments
 
 _log = logging.getLogger(__name__)
@@ -21,9 +20,10 @@ def rebuild_producers(
     log_start_offset: int,
     log_end_offset: int,
     now_ms: int,
+    high_watermark: int | None,
     recovered_from: int | None = None,
 ) -> None:
-    """Set `producers` to the state at `log_end_offset`.
+    """Set `producers` to the state at `log_end_offset`. They remember the changes above the high watermark, if known.
 
     `recovered_from`: segments from that base offset on were recovered. Their transaction indexes are written again, and
     their snapshots are not trusted.
@@ -46,17 +46,11 @@ def rebuild_producers(
         if segment.base_offset > start and segment.base_offset in recent:
             snapshots.write(segment.base_offset, producers.entries.values())
         try:
-            _replay(producers, segment, max(start, segment.base_offset), log_end_offset, rewrite=segment in rewritten)
+            for batch in segment.batches_from(max(start, segment.base_offset)):
+                if batch.base_offset >= log_end_offset:
+                    return
+                aborted = producers.update(batch, high_watermark=high_watermark) if batch.producer_id >= 0 else None
+                if aborted is not None and segment in rewritten:
+                    segment.txn_index.append(aborted)
         except ProtocolError as e:
             _log.error("%s cannot be read to its end; its producers are unknown: %s", segment, e)
-
-
-def _replay(
-    producers: ProducerStateManager, segment: LogSegment, start: int, log_end_offset: int, *, rewrite: bool
-) -> None:
-    for batch in segment.batches_from(start):
-        if batch.base_offset >= log_end_offset:
-            return
-        aborted = producers.update(batch) if batch.producer_id >= 0 else None
-        if aborted is not None and rewrite:
-            segment.txn_index.append(aborted)

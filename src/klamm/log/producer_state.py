@@ -192,7 +192,7 @@ class ProducerStateManager:
         """Take an appended batch into account. For an abort marker, return the entry of the transaction index.
 
         `youngest_connection` returns the last one that the broker has accepted: see `is_late`. Without a high
-        watermark the batch is an old one that is read again.
+        watermark the batch is an old one that is read again, and probably replicated.
         """
         entry = self.entries.get(batch.producer_id)
         before = entry.copied() if entry is not None else None

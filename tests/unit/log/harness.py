@@ -77,9 +77,17 @@ class Bench:
         self.host = InlineHost(self.files)
         self.config = config or LogConfig()
 
-    def open(self, *, clean: bool = False, recovery_point: int = 0, log_start_offset: int = 0) -> Log:
+    def open(
+        self,
+        *,
+        clean: bool = False,
+        recovery_point: int = 0,
+        log_start_offset: int = 0,
+        high_watermark: int | None = None,
+    ) -> Log:
         env = LogEnvironment(self.files, self.clock, Random(0), self.host)
-        return LogLoader(env, TP, DIR, self.config, LastRun(log_start_offset, recovery_point, clean)).load()
+        last_run = LastRun(log_start_offset, recovery_point, clean, high_watermark=high_watermark)
+        return LogLoader(env, TP, DIR, self.config, last_run).load()
 
     def manager(self, log_dirs: Sequence[str] = (DIR,)) -> LogManager:
         manager = LogManager(log_dirs, clock=self.clock, rng=Random(0), default_config=self.config, files=self.files)

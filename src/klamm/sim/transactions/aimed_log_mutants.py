@@ -97,14 +97,14 @@ OF_GROUPS_AND_LOGS: Final = {
     "recovery_forgets_aborted_transactions": aimed(
         "recovered logs",
         _L + "producer_rebuild",
-        "        if aborted is not None and rewrite:\n",
-        "        if False:\n",
+        "                if aborted is not None and segment in rewritten:\n",
+        "                if False:\n",
     ),
     "recovery_forgets_open_transactions": aimed(
         "recovered logs",
         _L + "producer_rebuild",
-        "        aborted = producers.update(batch) if batch.producer_id >= 0 else None\n",
-        "        aborted = producers.update(batch) if batch.producer_id >= 0 and batch.is_control else None\n",
+        "high_watermark=high_watermark) if batch.producer_id >= 0 else None\n",
+        "high_watermark=high_watermark) if batch.producer_id >= 0 and batch.is_control else None\n",
     ),
     "followers_show_open_transactions": aimed(
         "reader of a follower",
