@@ -86,6 +86,7 @@ class LogLoader:
         self._is_recovered_already = self._clean or self._intact is not None
         self._damages: list[Damage] = []
         self._lost_tail: Damage | None = None
+        self._dropped_paths: list[str] = []
         self._epochs = LeaderEpochCache(env.files, self._dir)
         self._recovered_from: int | None = None
         self._is_new = False
@@ -137,6 +138,7 @@ class LogLoader:
             self._recovered_from is not None,
             tuple(self._damages),
             self._lost_tail,
+            tuple(self._dropped_paths),
         )
 
     # interrupted deletions and cleanings
@@ -329,7 +331,7 @@ class LogLoader:
             segments.remove(segment)
             segment.discard()
             segment.change_suffix(names.DELETED)
-            self._env.host.delete_later(self._log_dir, segment.paths(), self._config.file_delete_delay_ms)
+            self._dropped_paths += segment.paths()
 
     def _end_offset(self, segments: LogSegments, snapshots: ProducerSnapshots) -> int:
         """Return the end of the log. After a clean shutdown the checkpoint is trusted if its snapshot exists."""

@@ -344,6 +344,12 @@ class LocalLog:
             segment.release()
         return paths
 
+    def hand_over(self, env: LogEnvironment) -> None:
+        """Use other services from now on: the files were loaded in another thread, which has closed them."""
+        self._env = env
+        for segment in self.segments:
+            segment.pool = env.pool
+
     def discard(self) -> None:
         """Close every segment without writing anything."""
         for segment in self.segments:

@@ -114,8 +114,9 @@ class Log:
         self.log_start_offset, self.log_end_offset = loaded.log_start_offset, loaded.log_end_offset
         self.flusher.start_at(loaded.recovery_point, is_recovered=loaded.is_recovered)
         self.high_watermark = min(max(self.high_watermark, self.log_start_offset), self.log_end_offset)
-        self.is_open = True
-        self.unopened = None
+        self.is_open, self.unopened = True, None
+        if loaded.dropped_paths:
+            self.env.host.delete_later(self.log_dir, loaded.dropped_paths, self.config.file_delete_delay_ms)
         self._update_first_unstable_offset()
 
     @property
@@ -148,10 +149,6 @@ class Log:
         """Take the log offline with its directory."""
         self.disk.set_failed(True)
         self.close_handles()
-
-    def revive(self) -> None:
-        """Use the log again: its disk was full, and none of the log's own writes failed."""
-        self.disk.set_failed(False)
 
     @property
     def recovery_point(self) -> int:

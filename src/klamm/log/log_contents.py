@@ -31,7 +31,8 @@ class LoadedLog(NamedTuple):
     """The contents of a log's directory.
 
     `is_recovered`: segments were checked and cut, so that older indexes may still be on the disk. `damages` are gaps
-    between the segments. `lost_tail` are the last records, if they are missing.
+    between the segments. `lost_tail` are the last records, if they are missing. `dropped_paths` are files that were
+    marked as deleted.
     """
 
     local: LocalLog
@@ -41,6 +42,7 @@ class LoadedLog(NamedTuple):
     is_recovered: bool = False
     damages: tuple[Damage, ...] = ()
     lost_tail: Damage | None = None
+    dropped_paths: tuple[str, ...] = ()
 
 
 OpenFiles: TypeAlias = Callable[[int, int, LogConfig], LoadedLog]

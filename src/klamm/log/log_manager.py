@@ -21,12 +21,13 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.log.checkpoints import MetaProperties
 from klamm.log.cleaner_manager import LogCleanerManager
 from klamm.log.files import Files, OsFiles, is_exhausted
-from klamm.log.full_disks import FullDisks, Suspended, is_full, release
+from klamm.log.full_disks import FullDisks, is_full, release
 from klamm.log.future_logs import FutureLogs, delete_name, swap
 from klamm.log.hosted_logs import HostedLogs
 from klamm.log.log import Log
 from klamm.log.log_checkpoints import LogCheckpoints
 from klamm.log.log_config import LogConfig
+from klamm.log.log_contents import LoadedLog
 from klamm.log.log_dir_loader import LogDirLoader
 from klamm.log.log_dirs import LogDir, LogDirs
 from klamm.log.log_environment import LogEnvironment
@@ -103,7 +104,14 @@ class LogManager:
         self.futures = FutureLogs(self._opener, services.deletions, rng)
         self.preferred_dirs: dict[TopicPartition, str] = {}
         """Where a partition that does not exist yet is to be created."""
-        self._full_disks = FullDisks(self._files, services.submit, self._revive)
+        self._full_disks = FullDisks(
+            self._files,
+            services.submit,
+            services.run_in_steps,
+            reload=self._opener.reload,
+            bring_back=self._bring_back,
+            on_return=self._on_return,
+        )
         self.checkpoints = LogCheckpoints(env, self.dirs, hosted)
         self._cleaner = LogCleanerManager(
             env, is_in_use=hosted.is_in_use, on_cleaned=self.checkpoints.write_cleaner_offset
@@ -188,6 +196,7 @@ class LogManager:
     ) -> None:
         """Flush and close every log. If `is_clean`, leave the mark of a clean stop in every live directory."""
         self._services.stop()
+        self._full_disks.stop()
         for log_dir in self.dirs.live:
             self._guard_dir(log_dir, self._close_logs)
         self.checkpoints.write_recovery_points()
@@ -221,6 +230,7 @@ class LogManager:
     def abandon(self) -> None:
         """Close everything without completing it, like a killed process."""
         self._services.abandon()
+        self._full_disks.stop()
         for log in (*self._hosted.logs.values(), *self.futures.logs.values()):
             log.close_handles()
         self.dirs.release()
@@ -343,7 +353,8 @@ class LogManager:
 
     def _take_offline(self, log_dir: str, error: OSError, doing: str) -> None:
         sentence = f"{log_dir} has failed while {doing}: {error.strerror or error}"
-        if not self.dirs.fail(log_dir, sentence):
+        not_returned = self._full_disks.interrupt(log_dir)
+        if not_returned is None and not self.dirs.fail(log_dir, sentence):
             return
         self._cleaner.give_up(log_dir)
         self.futures.fail(log_dir)
@@ -351,7 +362,8 @@ class LogManager:
         until = "there is room again" if is_full(error) else "the broker is restarted"
         _log.error("%s. Its partitions are offline until %s", sentence, until)
         logs = self._hosted.remove_dir(log_dir)
-        suspend = partial(self._full_disks.suspend, log_dir, {tp for tp, log in logs.items() if log.disk.is_failed})
+        broken = {tp for tp, log in logs.items() if log.disk.is_failed}
+        suspend = partial(self._full_disks.suspend, log_dir, broken, not_returned or ())
         for log in logs.values():
             log.disk.set_failed(True)
         self._offline.update(dict.fromkeys(logs, log_dir))
@@ -363,19 +375,16 @@ class LogManager:
         self._hosted.forget(log)
         self._forget(log)
 
-    def _revive(self, log_dir: str, suspended: list[Suspended]) -> None:
-        try:
-            logs = [self._opener.reload(log) if must_reload else log for log, must_reload in suspended]
-        except OSError as e:
-            _log.error("%s stays offline: %s", log_dir, e.strerror or e)
-            if is_full(e):
-                self._full_disks.put(log_dir, suspended)
-            return
+    def _bring_back(self, log: Log, reloaded: LoadedLog | None) -> None:
+        """Use a log again whose disk was full."""
+        if reloaded is not None:
+            log = self._opener.replaced(log, reloaded)
+        log.disk.set_failed(False)
+        self.dirs.high_watermarks[log.topic_partition] = log.high_watermark
+        self._offline.pop(log.topic_partition, None)
+        self._add(log)
+
+    def _on_return(self, log_dir: str, count: int) -> None:
         self.dirs.revive(log_dir)
-        for log in logs:
-            log.revive()
-            self.dirs.high_watermarks[log.topic_partition] = log.high_watermark
-            self._offline.pop(log.topic_partition, None)
-            self._add(log)
-        _log.info("%s has room again: its %d partitions are back online", log_dir, len(logs))
+        _log.info("%s has room again: its %d partitions are back online", log_dir, count)
         self._events.on_dir_revival(log_dir)

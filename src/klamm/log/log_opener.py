@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from klamm.log import names
 from klamm.log.loader import LastRun, LogLoader, read_topic_id
@@ -12,10 +14,12 @@ from klamm.log.log_config import LogConfig
 from klamm.log.log_contents import LoadedLog, UnopenedLog
 from klamm.log.log_dirs import LogDir
 from klamm.log.log_environment import LogEnvironment
+from klamm.log.open_segments import OpenSegments
 from klamm.log.summaries import LogSummary, inspect
 from klamm.model import TopicPartition
 
 _log = logging.getLogger(__name__)
+_OPEN_WHILE_RELOADING: Final = 10
 
 
 class LogOpener:
@@ -69,10 +73,29 @@ class LogOpener:
         last_run = LastRun(had_clean_shutdown=log_dir.had_clean_shutdown)
         return LogLoader(self._env, tp, log_dir.path, config, last_run, dir_name=name).load()
 
-    def reload(self, log: Log) -> Log:
-        """Load the log again and recover it from its recovery point: one of its writes has failed half-way."""
+    def reload(self, log: Log) -> LoadedLog:
+        """Load a closed log again and recover it from its recovery point: one of its writes has failed half-way.
+
+        This may read a whole segment, so it is done in the thread of the jobs, with a pool of its own.
+        """
+        pool = OpenSegments(_OPEN_WHILE_RELOADING)
         last_run = LastRun(log.log_start_offset, log.recovery_point, high_watermark=log.high_watermark)
-        again = LogLoader(self._env, log.topic_partition, log.log_dir, log.config, last_run).load()
+        try:
+            loader = LogLoader(replace(self._env, pool=pool), log.topic_partition, log.log_dir, log.config, last_run)
+            loaded = loader.load_files()
+            for segment in loaded.local.segments:
+                segment.release()
+            return loaded
+        finally:
+            pool.discard()
+
+    def replaced(self, log: Log, loaded: LoadedLog) -> Log:
+        """Return a log with the contents that `reload` has found."""
+        env = self._env
+        loaded.local.hand_over(env)
+        # Connections outlive the failure, and the files do not contain after which one a transaction was aborted.
+        loaded.local.producers.rebuilt_after = env.host.youngest_connection()
+        again = Log(env, log.topic_partition, log.log_dir, log.dir, log.config, loaded, log.topic_id)
         again.set_cleaner_offset(log.cleaner_offset)
         again.update_high_watermark(log.high_watermark)
         return again

@@ -18,6 +18,8 @@ class Releasable(Protocol):
 
     def release(self) -> None: ...
 
+    def discard(self) -> None: ...
+
 
 class OpenSegments:
     """The clock algorithm: a use sets the segment's flag, a round over the open ones clears it."""
@@ -54,6 +56,11 @@ class OpenSegments:
             self._try_oldest(None)
         self._is_closing = False
         return before - len(self._open)
+
+    def discard(self) -> None:
+        """Close all segments without writing."""
+        for segment in list(self._open):
+            segment.discard()
 
     def closed(self, segment: Releasable) -> None:
         self._index_bytes -= self._open.pop(segment, 0)

@@ -61,7 +61,7 @@ class LogSegment:
         suffix: str = "",
     ) -> None:
         self._files = files
-        self._pool = pool
+        self.pool = pool
         self.base_offset = base_offset
         self.size_bytes = found.size_bytes
         self.created_ms = found.created_ms
@@ -102,7 +102,7 @@ class LogSegment:
             raise
         self._max_timestamp = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         self._handle = handle
-        self._pool.opened(self)
+        self.pool.opened(self)
 
     def open(self) -> FileHandle:
         """Return the data file and load the indexes. Rebuild indexes whose files are missing or corrupt."""
@@ -114,7 +114,7 @@ class LogSegment:
                 handle.close()
                 raise
             self._handle = handle
-            self._pool.opened(self)
+            self.pool.opened(self)
         self.used = True
         return self._handle
 
@@ -153,7 +153,7 @@ class LogSegment:
             self._handle.close()
             self._handle = None
             self._hints.clear()
-            self._pool.closed(self)
+            self.pool.closed(self)
 
     # appending
 
@@ -374,7 +374,7 @@ class LogSegment:
 
     def _open_for_recovery(self) -> FileHandle:
         self._handle = self._files.open(self.path(names.LOG))
-        self._pool.opened(self)
+        self.pool.opened(self)
         return self._handle
 
     def _cut_file(self, handle: FileHandle, size: int) -> None:

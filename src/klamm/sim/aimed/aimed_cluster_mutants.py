@@ -136,8 +136,8 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     "full_disk_is_used_again": aimed(
         "full disk of an idle broker",
         _L + "full_disks",
-        "                self._files.write_atomic(path, bytes(_PROBE_BYTES))\n",
-        "                pass\n",
+        "            self._files.write_atomic(path, bytes(_PROBE_BYTES))\n",
+        "            pass\n",
     ),
     "controller_does_not_learn_of_the_room": aimed(
         "full disk",
