@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _NO_END: Final = 1 << 63
 _WALKED_BYTES: Final = 16 * 1024
 """In larger reads the index shows where the last batches are."""
+_UNCOVERED_BYTES: Final = 64 * 1024
+"""A log that grows by less gets no new snapshot: writing the file takes as long as inspecting ten logs."""
 
 
 def _first_offset(txn: AbortedTxn) -> int:
@@ -58,6 +60,8 @@ class LocalLog:
         self.producers = producers
         self.snapshots = snapshots
         self._unsynced_snapshots: list[str] = []
+        self._covered_bytes = 0
+        """The part of the active segment that `cover_producers` has covered."""
 
     def update_config(self, config: LogConfig) -> None:
         self._config = config
@@ -126,6 +130,7 @@ class LocalLog:
 
     def truncate_producers(self, log_start_offset: int, log_end_offset: int, high_watermark: int) -> None:
         """Set the producers to their state at the end of a truncated log."""
+        self._covered_bytes = 0
         if self.producers.truncate_to(log_end_offset):
             self.snapshots.remove_above(log_end_offset)
         else:
@@ -151,6 +156,7 @@ class LocalLog:
         segment = self._segment(base_offset)
         self._create(segment)
         self.segments.add(segment)
+        self._covered_bytes = 0
         self._take_snapshot(base_offset)
         return segment
 
@@ -171,10 +177,24 @@ class LocalLog:
     def _create(self, segment: LogSegment) -> None:
         segment.create(preallocate_bytes=self._config.segment_bytes if self._config.preallocate else 0)
 
-    def _take_snapshot(self, offset: int) -> None:
+    def cover_producers(self, log_end_offset: int) -> bool:
+        """Write the producers of a log that may be opened again without recovery; return whether that was necessary.
+
+        Otherwise its opening, which is a step of the loop, would read all batches after the newest snapshot.
+        """
+        size_bytes = self.segments.active.size_bytes
+        if size_bytes - self._covered_bytes < _UNCOVERED_BYTES or not self._take_snapshot(log_end_offset):
+            return False
+        self._covered_bytes = size_bytes
+        self.snapshots.remove_strays(self.segments.base_offsets)
+        return True
+
+    def _take_snapshot(self, offset: int) -> bool:
         """Write the producers as of `offset`, unless the newest snapshot is of that offset or a later one."""
-        if offset > (self.snapshots.latest_offset or 0):
-            self._unsynced_snapshots.append(self.snapshots.write(offset, self.producers.entries.values()))
+        if offset <= (self.snapshots.latest_offset or 0):
+            return False
+        self._unsynced_snapshots.append(self.snapshots.write(offset, self.producers.entries.values()))
+        return True
 
     def prepare_flush(self, start: int, end: int) -> list[str]:
         """Write the indexes of [start, end) to their files; return the files that the caller must force to the disk."""

@@ -26,6 +26,8 @@ INSPECTED_PER_STEP: Final = 5
 """Changed logs whose files are read without giving the loop back: about half a millisecond."""
 VISITED_PER_STEP: Final = 15
 """The same for logs that have not changed."""
+_A_FILE: Final = 2
+"""Writing a snapshot counts as inspecting so many logs: a step writes at most two."""
 _ByDir = dict[str, dict[TopicPartition, LogSummary]]
 
 
@@ -83,6 +85,8 @@ class SummaryWriter:
         summary = summarise(self._files, log)
         if summary is None or not is_settled(summary, self._clock.now_ms()):
             return None
+        if log.local.cover_producers(log.log_end_offset):
+            self._inspected += _A_FILE
         known[tp] = version, summary
         return summary
 

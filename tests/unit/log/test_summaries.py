@@ -476,3 +476,59 @@ def test_damaged_producer_snapshots_are_read_from_the_records(with_epochs: Bench
     assert not log.is_open
     assert append(log, batch(b"p9", producer=(7, 0, 9)), epoch=6).base_offset == 29
     assert log.log_end_offset == 30
+
+
+@pytest.mark.parametrize("producer_id", [7, -1], ids=["producer", "none"])
+def test_a_log_is_opened_after_a_kill_without_reading_its_active_segment(producer_id: int) -> None:
+    """It is opened on the loop, by its first append."""
+    reads: list[str] = []
+    bench = Bench(LogConfig(flush_messages=1))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for number in range(2_000):
+        append(log, batch(b"v" * 5_000, producer=(producer_id, 0, number) if producer_id >= 0 else None))
+    assert log.recovery_point == 2_000
+    list(manager.checkpoints.summary_pass())
+    manager.abandon()
+    bench.files.fault = lambda operation, path: reads.append(path) if operation == "pread" else None
+    log = bench.manager().logs[TP]
+    assert not log.is_open
+    reads.clear()
+    append(log, batch(b"v", producer=(producer_id, 0, 2_000) if producer_id >= 0 else None))
+    assert len(reads) <= 3
+    if producer_id >= 0:
+        assert log.producers.entries[7].last_sequence == 2_000
+
+
+def test_an_idle_log_has_one_snapshot_of_its_end() -> None:
+    bench = Bench(LogConfig(flush_messages=1))
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+
+    def snapshots() -> list[int]:
+        list(manager.checkpoints.summary_pass())
+        return [int(name[:20]) for name in bench.names() if name.endswith(".snapshot")]
+
+    def grow(sequence: int, size: int = 70_000, *, transactional: bool = False) -> None:
+        append(log, batch(bytes(size), producer=(7, 0, sequence), transactional=transactional))
+
+    grow(0, 100)
+    assert not snapshots(), "an opening reads little"
+    grow(1)
+    assert snapshots() == [2]
+    log.roll()
+    grow(2)
+    assert snapshots() == [2, 3]
+    grow(3, 100)
+    assert snapshots() == [2, 3], "there is little behind the snapshot"
+    grow(4)
+    assert snapshots() == [2, 5], "one of the roll, one of the end"
+    writes: list[str] = []
+    bench.files.fault = lambda operation, path: writes.append(path) if operation == "write" else None
+    snapshots()
+    assert not [path for path in writes if path.endswith(".snapshot")]
+    log.truncate_to(4)
+    grow(4, 100)
+    assert snapshots() == [2, 5], "the one of the former end is gone"
+    grow(5, transactional=True)
+    assert snapshots() == [2, 5], "the next start reads an open transaction"
