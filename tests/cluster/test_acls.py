@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -29,7 +29,10 @@ ANYBODY = "User:ANONYMOUS"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Without logins everybody, the brokers too, is ANONYMOUS: resources without entries are open to all."""
+    """Without logins everybody, the brokers too, is ANONYMOUS: resources without entries are open to all.
+
+    The cluster has none, so the brokers accept each other by their proofs.
+    """
     configs = {
         **CALM,
         "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
@@ -205,3 +208,32 @@ def test_entries_survive_a_restart_and_denials_are_logged(cluster: LocalCluster)
     assert error is not None
     line = "User:ANONYMOUS is Denied Operation = Describe from host = 127.0.0.1 on resource = Topic:LITERAL:kept"
     assert any(line in cluster.logs(broker_id).read_text() for broker_id in cluster.broker_ids)
+
+
+def test_brokers_are_accepted_by_their_proofs(cluster: LocalCluster) -> None:
+    """Markers, verified appends, producer ids, changes of the ISR and controlled shutdowns pass between brokers."""
+    topic = cluster.unique_topic_name("proven")
+    cluster.create_topic(topic, partitions=4, replication_factor=2)
+    for number in range(4):  # their coordinators are on both brokers
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": f"proven-{number}"})
+        producer.init_transactions(WAIT_S)
+        producer.begin_transaction()
+        for partition in range(4):
+            producer.produce(topic, b"v", partition=partition)
+        producer.commit_transaction(WAIT_S)
+        if number == 1:
+            cluster.stop(1)
+            cluster.start(1)
+    cluster.wait_for(lambda: is_replicated(cluster, topic), WAIT_S, what="all replicas are in sync")
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": topic})
+    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(4)])
+    read = consumer.consume(16, WAIT_S)
+    consumer.close()
+    assert [message.value() for message in read] == [b"v"] * 16
+    logs = "".join(cluster.logs(broker_id).read_text() for broker_id in cluster.broker_ids)
+    assert "Denied Operation = ClusterAction" not in logs
+
+
+def is_replicated(cluster: LocalCluster, topic: str) -> bool:
+    metadata = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic, timeout=WAIT_S)
+    return all(len(partition.isrs) == 2 for partition in metadata.topics[topic].partitions.values())

@@ -105,15 +105,30 @@ def cluster_operations(broker: Broker, ctx: RequestContext, *, all_of_them: int)
     return operations(broker, ctx, _CLUSTER, CLUSTER_NAME, all_of_them=all_of_them)
 
 
-def is_peer(broker: Broker, ctx: RequestContext, sender: int | None = None) -> bool:
+def is_open(broker: Broker, ctx: RequestContext) -> bool:
+    """Return whether no rule decides what the sender may do on the cluster.
+
+    There is no authorizer, or the sender is not a super user, the cluster has no entries, and
+    `allow.everyone.if.no.acl.found` allows everything.
+    """
+    acls = broker.acls
+    return acls is None or acls.authorizer.is_open(ctx.channel.principal, _CLUSTER, CLUSTER_NAME)
+
+
+def is_peer(broker: Broker, ctx: RequestContext, sender: int | None = None, *, is_probe: bool = False) -> bool:
     """Return whether the request may come from another broker; `sender` is the id that it claims, if it names one.
 
-    With an authorizer the principal needs CLUSTER_ACTION, as in Kafka. Without one the connection must be that of a
-    registered broker that has proven itself, unless `klamm.admit.unproven.peers` admits everyone.
+    If an authorizer has a rule, the principal needs CLUSTER_ACTION, as in Kafka. Otherwise the connection must be that
+    of a registered broker that has proven itself, unless `klamm.admit.unproven.peers` admits everyone.
     """
-    if broker.acls is not None:
-        return may_on_cluster(broker, ctx, _CLUSTER_ACTION)
+    if not is_open(broker, ctx):
+        return may_on_cluster(broker, ctx, _CLUSTER_ACTION, is_probe=is_probe)
     if broker.config.klamm_admit_unproven_peers:
         return True
-    peer = ctx.channel.peer_broker_id
-    return peer is not None and sender in (None, peer)
+    channel = ctx.channel
+    peer = channel.peer_broker_id
+    is_proven = peer is not None and sender in (None, peer)
+    if not is_proven and broker.acls is not None:
+        principal, host = channel.principal, channel.client_host
+        audit.denied(principal, host, _CLUSTER_ACTION, _CLUSTER, CLUSTER_NAME, ctx.api_name, is_probe=is_probe)
+    return is_proven

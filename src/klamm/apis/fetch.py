@@ -39,7 +39,7 @@ from itertools import chain
 from types import GeneratorType
 from typing import Any, Final, TypeAlias
 
-from klamm.apis.access import is_peer, may_on_cluster, remembering
+from klamm.apis.access import is_peer, remembering
 from klamm.apis.api_declaration import Api, Broker, Plane, RequestContext
 from klamm.apis.fetch_context import SLICE, FetchContext, consume, in_order, open_context, sliced
 from klamm.apis.fetch_conversion import convert
@@ -244,8 +244,8 @@ def _replica(version: int, req: FetchRequest) -> tuple[int, int]:
 
 def _is_follower(broker: Broker, ctx: RequestContext, req: FetchRequest) -> bool:
     """Whether a broker sends the request. A guard has checked its proof if there is no authorizer."""
-    is_claimed = _replica(ctx.api_version, req)[0] >= 0
-    return is_claimed and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION, is_probe=True)
+    replica_id, _ = _replica(ctx.api_version, req)
+    return replica_id >= 0 and (broker.acls is None or is_peer(broker, ctx, replica_id, is_probe=True))
 
 
 def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchParams:
@@ -297,15 +297,15 @@ def _sort_out(
 def _authorized(
     broker: Broker, ctx: RequestContext, params: FetchParams, partitions: list[SessionPartition]
 ) -> tuple[Reads, list[SessionPartition]]:
-    """Followers need CLUSTER_ACTION, consumers READ on each topic. An unknown topic id names no topic."""
+    """Followers must be peers, consumers need READ on each topic. An unknown topic id names no topic."""
     refused: Reads = []
     asked: list[SessionPartition] = []
     may_read = remembering(broker, ctx, AclOperation.READ, ResourceType.TOPIC)
     is_follower = params.replica_id >= 0
-    has_cluster_action = is_follower and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION)
+    is_admitted = is_follower and is_peer(broker, ctx, params.replica_id)
     for partition in partitions:
         name = None if partition.tp is None else partition.tp.topic
-        if has_cluster_action if is_follower else name is None or may_read(name):
+        if is_admitted if is_follower else name is None or may_read(name):
             asked.append(partition)
         else:
             refused.append((partition, PartitionRead(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))

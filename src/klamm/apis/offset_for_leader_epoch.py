@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from klamm.apis.access import may_on_cluster
+from klamm.apis.access import is_peer
 from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import Each, FromPeer, Handle
 from klamm.apis.slices import LOGS, are_few, each_partition
@@ -122,7 +122,7 @@ def _refusal(req: OffsetForLeaderEpochRequest, error: ErrorCode) -> Steps[Offset
 
 
 class _Guard:
-    """Followers are peers. Consumers need DESCRIBE on the topics (KIP-320), unless they have CLUSTER_ACTION."""
+    """Followers are peers. With an authorizer, all others need DESCRIBE on the topics (KIP-320)."""
 
     _each = Each(
         kind=ResourceType.TOPIC,
@@ -142,7 +142,7 @@ class _Guard:
     def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: OffsetForLeaderEpochRequest) -> Any:
         if broker.acls is None:
             return self._peer(broker, handle, ctx, req) if req.replica_id >= 0 else handle(ctx, req)
-        if may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION, is_probe=True):
+        if is_peer(broker, ctx, req.replica_id if req.replica_id >= 0 else None, is_probe=True):
             return handle(ctx, req)
         return self._each(broker, handle, ctx, req)
 

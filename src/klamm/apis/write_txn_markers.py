@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from klamm.apis.access import is_peer, may_on_cluster
+from klamm.apis.access import is_open, is_peer, may_on_cluster
 from klamm.apis.api_declaration import Answer, Api, Broker, Plane, RequestContext
 from klamm.apis.guards import FromPeer, Handle
 from klamm.apis.slices import each, each_partition
@@ -232,20 +232,22 @@ def _refusal(req: WriteTxnMarkersRequest, error: ErrorCode) -> Steps[WriteTxnMar
 class _Guard(FromPeer):
     """Coordinators send markers, and so do operators with ALTER on the cluster, who end a hanging transaction.
 
-    Without an authorizer every client may act as an operator, but only to abort: a commit comes from a proven broker.
-    Such a marker must name the epoch of an open transaction (otherwise 47), and its coordinator epoch must not exceed
-    that of the last marker (otherwise 31): higher epochs would fence the producer or its coordinator for ever.
+    If no rule of an authorizer decides, every client may act as an operator, but only to abort: a commit comes from a
+    proven broker. Such a marker must name the epoch of an open transaction (otherwise 47), and its coordinator epoch
+    must not exceed that of the last marker (otherwise 31): higher epochs would fence the producer or its coordinator
+    for ever.
     """
 
     def __init__(self) -> None:
         super().__init__(_refused)
 
     def __call__(self, broker: Broker, handle: Handle, ctx: RequestContext, req: WriteTxnMarkersRequest) -> Any:
-        if broker.acls is not None and may_on_cluster(broker, ctx, AclOperation.ALTER, is_probe=True):
+        has_no_rule = is_open(broker, ctx)
+        if not has_no_rule and may_on_cluster(broker, ctx, AclOperation.ALTER, is_probe=True):
             return handle(ctx, req)
         first = req.markers[0] if len(req.markers) == 1 else None
         is_abort = first is not None and not first.transaction_result and first.producer_id >= 0
-        if broker.acls is None and is_abort and not is_peer(broker, ctx):
+        if has_no_rule and is_abort and not is_peer(broker, ctx, is_probe=True):
             return begin(_write(broker, ctx, req, is_of_operator=True))
         return super().__call__(broker, handle, ctx, req)
 

@@ -200,5 +200,6 @@ class KlammSecurityKeys:
         "klamm.admit.unproven.peers",
         False,
         "Whether brokers need no proof that they belong to the cluster. Kafka's brokers in a mixed cluster have none. "
-        "Anybody who reaches the listener can then send the requests of brokers, unless an authorizer decides.",
+        "Anybody who reaches the listener can then send the requests of brokers, unless super.users or entries for the "
+        "cluster decide.",
     )

@@ -281,7 +281,7 @@ class SimCluster:
 
     @property
     def is_proof_needed(self) -> bool:
-        """Whether brokers must prove themselves. With an authorizer, its entries decide instead."""
+        """Whether all forged requests fail for lack of a proof. With an authorizer, its entries may decide instead."""
         is_guarded = bool(self.settings.get("authorizer.class.name"))
         return not is_guarded and not self.settings["klamm.admit.unproven.peers"]
 

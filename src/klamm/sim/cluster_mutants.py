@@ -73,9 +73,7 @@ CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "        return False\n",
         first=7,
     ),
-    "peers_need_no_proof": Mutant(
-        "klamm.apis.access", "    return peer is not None and sender in (None, peer)\n", "    return True\n", first=7
-    ),
+    "peers_need_no_proof": Mutant("klamm.apis.access", "    return is_proven\n", "    return True\n", first=7),
     "any_higher_epoch_is_believed": Mutant(
         _R + "controller_guard",
         "        is_confirmed = claim.controller_epoch == self._confirmed_epoch and "

@@ -219,6 +219,17 @@ def test_everyone_is_allowed_where_there_is_no_entry() -> None:
     assert not decide(authorizer, READ, "t")
 
 
+def test_a_resource_is_open_until_any_entry_applies_to_it() -> None:
+    authorizer = AclAuthorizer({"User:admin"}, allow_everyone_if_no_acl_found=True)
+    assert authorizer.is_open("User:alice", TOPIC, "t")
+    assert not authorizer.is_open("User:admin", TOPIC, "t"), "a super user does not depend on the setting"
+    for entry in (deny("t", READ, "User:bob"), allow("*", READ), allow("t", READ, pattern=PREFIXED)):
+        authorizer.replace_rules(AclRules.of([entry]))
+        assert not authorizer.is_open("User:alice", TOPIC, "t")
+        assert authorizer.is_open("User:alice", GROUP, "t")
+    assert not AclAuthorizer().is_open("User:alice", TOPIC, "t")
+
+
 def test_new_rules_replace_remembered_decisions() -> None:
     authorizer = AclAuthorizer()
     assert not decide(authorizer, READ, "t")

@@ -1,18 +1,24 @@
-"""Requests between brokers without an authorizer: the sender must prove to be a broker, unless everyone is admitted."""
+"""Requests between brokers for which no entry decides: the sender must prove to be a broker, unless all are admitted.
+
+No entry decides without an authorizer, and if there are none for the cluster and
+`allow.everyone.if.no.acl.found` allows everything.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import GeneratorType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from klamm import apis
 from klamm.apis import produce
 from klamm.apis.api_declaration import Api, at_once, bind
+from klamm.broker import Acls
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
 from klamm.model import TopicPartition
@@ -28,6 +34,19 @@ from klamm.protocol.messages.write_txn_markers import (
 from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message
 from klamm.replica.append_path import append_records
+from klamm.security.acl import audit
+from klamm.security.acl.authorizer import AclAuthorizer
+from klamm.security.acl.bindings import (
+    CLUSTER_NAME,
+    AclBinding,
+    AclEntry,
+    AclOperation,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+)
+from klamm.security.acl.rules import AclRules
+from klamm.security.listener_security import ANONYMOUS
 from tests.support.messages import build, codes
 from tests.support.one_broker import OneBroker, batch
 
@@ -42,23 +61,53 @@ BETWEEN_BROKERS = (
 REFUSED = {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
 
 
-@pytest.fixture
-def strict(tmp_path: Path) -> Iterator[OneBroker]:
-    one = OneBroker(tmp_path, {"klamm.admit.unproven.peers": "false"})
+ROOT, OTHER = "User:root", "User:other"
+
+
+def acls() -> Acls:
+    authorizer = AclAuthorizer([ROOT], allow_everyone_if_no_acl_found=True)
+    topic = ResourcePattern(ResourceType.TOPIC, "unrelated")
+    authorizer.replace_rules(AclRules.of([AclBinding(topic, entry(AclOperation.READ))]))
+    return Acls(authorizer, cast(Any, None))
+
+
+def entry(operation: AclOperation) -> AclEntry:
+    return AclEntry(OTHER, "*", operation, Permission.ALLOW)
+
+
+def enter(one: OneBroker, operation: AclOperation) -> None:
+    """Add an entry of another user for the cluster."""
+    assert one.broker.acls is not None
+    binding = AclBinding(ResourcePattern(ResourceType.CLUSTER, CLUSTER_NAME), entry(operation))
+    one.broker.acls.authorizer.replace_rules(AclRules.of([binding]))
+
+
+def opened(tmp_path: Path, *, admits: bool, has_authorizer: bool) -> Iterator[OneBroker]:
+    one = OneBroker(tmp_path, {"klamm.admit.unproven.peers": str(admits).lower()})
+    if has_authorizer:
+        one.give(acls=acls())
     yield one
     one.close()
 
 
+@pytest.fixture(params=[False, True], ids=["without an authorizer", "with an authorizer"])
+def strict(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OneBroker]:
+    yield from opened(tmp_path, admits=False, has_authorizer=request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["without an authorizer", "with an authorizer"])
+def open_to_all(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OneBroker]:
+    yield from opened(tmp_path, admits=True, has_authorizer=request.param)
+
+
 @pytest.fixture
-def open_to_all(tmp_path: Path) -> Iterator[OneBroker]:
-    one = OneBroker(tmp_path, {"klamm.admit.unproven.peers": "true"})
-    yield one
-    one.close()
+def guarded(tmp_path: Path) -> Iterator[OneBroker]:
+    yield from opened(tmp_path, admits=False, has_authorizer=True)
 
 
-def ask(one: OneBroker, name: str, request: Message, version: int, peer: int | None) -> Any:
+def ask(one: OneBroker, name: str, request: Message, version: int, peer: int | None, principal: str = ANONYMOUS) -> Any:
     api: Api[Any, Any] = next(api for api in bind(apis.ALL, one.broker) if api.name == name)
-    channel = ChannelContext(order=1)
+    channel = ChannelContext(principal=principal, order=1)
     channel.peer_broker_id = peer
     ctx = RequestContext(api.key, version, channel=channel, now_ms=one.clock.now_ms())
     result: Any = api.dispatch(ctx, request)
@@ -67,8 +116,10 @@ def ask(one: OneBroker, name: str, request: Message, version: int, peer: int | N
     return result
 
 
-def errors(one: OneBroker, name: str, request: Message, version: int, peer: int | None) -> set[int]:
-    response = ask(one, name, request, version, peer)
+def errors(
+    one: OneBroker, name: str, request: Message, version: int, peer: int | None, principal: str = ANONYMOUS
+) -> set[int]:
+    response = ask(one, name, request, version, peer, principal)
     api = next(api for api in apis.ALL if api.name == name)
     return {code for _, code in codes(plan(api.response, version), response)}
 
@@ -104,6 +155,41 @@ def test_everyone_is_admitted_by_a_setting(open_to_all: OneBroker, name: str) ->
     assert not errors(open_to_all, name, request, version, peer=None) & REFUSED
 
 
+@pytest.mark.parametrize("name", BETWEEN_BROKERS)
+def test_a_super_user_needs_no_proof(guarded: OneBroker, name: str) -> None:
+    request, version = request_of(name, sender=2)
+    assert not errors(guarded, name, request, version, peer=None, principal=ROOT) & REFUSED
+
+
+@pytest.mark.parametrize("name", BETWEEN_BROKERS)
+def test_entries_of_the_cluster_decide_without_a_proof(guarded: OneBroker, name: str) -> None:
+    request, version = request_of(name, sender=2)
+    enter(guarded, AclOperation.CLUSTER_ACTION)
+    assert not errors(guarded, name, request, version, peer=None, principal=OTHER) & REFUSED
+    assert errors(guarded, name, request, version, peer=2) == REFUSED, "as in Kafka, the principal needs the right"
+
+
+def test_a_refusal_for_lack_of_a_proof_is_logged(guarded: OneBroker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, audit.LOGGER)
+    request, version = request_of("AlterPartition", sender=2)
+    errors(guarded, "AlterPartition", request, version, peer=2)
+    assert not caplog.messages
+    errors(guarded, "AlterPartition", request, version, peer=3)
+    (line,) = caplog.messages
+    assert line.startswith("Principal = User:ANONYMOUS is Denied Operation = ClusterAction from host = 127.0.0.1")
+
+
+def test_alter_on_the_cluster_allows_commits_by_an_entry_only(guarded: OneBroker) -> None:
+    """Everyone has ALTER while the cluster has no entries."""
+    guarded.lead("t")
+    marker = abort_marker(3, 0)
+    marker.markers[0].transaction_result = True
+    assert errors(guarded, "WriteTxnMarkers", marker, 1, peer=None) == REFUSED
+    assert not errors(guarded, "WriteTxnMarkers", marker, 1, peer=None, principal=ROOT) & REFUSED
+    enter(guarded, AclOperation.ALTER)
+    assert not errors(guarded, "WriteTxnMarkers", marker, 1, peer=None, principal=OTHER) & REFUSED
+
+
 def fetch(replica_id: int, version: int, offset: int) -> FetchRequest:
     partition = FetchPartition(partition=0, current_leader_epoch=-1, fetch_offset=offset, partition_max_bytes=1000)
     request = FetchRequest(
@@ -120,6 +206,15 @@ def fetch(replica_id: int, version: int, offset: int) -> FetchRequest:
     return request
 
 
+def is_refused(one: OneBroker, response: Any, version: int) -> bool:
+    """Whether a fetch gets nothing. An authorizer refuses partitions, not requests."""
+    if one.broker.acls is None:
+        is_named = response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED or version < 7
+        return is_named and not response.responses
+    partitions = [partition for topic in response.responses for partition in topic.partitions]
+    return [partition.error_code for partition in partitions] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+
+
 @pytest.mark.parametrize("version", [4, 12, 15])
 def test_a_forged_follower_does_not_move_the_high_watermark(strict: OneBroker, version: int) -> None:
     tp = TopicPartition("t", 0)
@@ -133,8 +228,7 @@ def test_a_forged_follower_does_not_move_the_high_watermark(strict: OneBroker, v
     assert end == 1 and log.high_watermark == 0
     for peer in (None, 3):
         response = ask(strict, "Fetch", fetch(2, version, end), version, peer)
-        assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED or version < 7
-        assert not response.responses
+        assert is_refused(strict, response, version)
         assert log.high_watermark == 0
     if version < 15:
         ask(strict, "Fetch", fetch(2, version, end), version, peer=2)
@@ -154,7 +248,7 @@ def test_a_forged_follower_does_not_acknowledge_a_record(strict: OneBroker, vers
     assert log is not None and log.log_end_offset == 1
     for peer in (None, 3):
         for offset in (1, 2**62):
-            assert not ask(strict, "Fetch", fetch(2, version, offset), version, peer).responses
+            assert is_refused(strict, ask(strict, "Fetch", fetch(2, version, offset), version, peer), version)
             strict.spin()
             assert not acknowledged.done()
     ask(strict, "Fetch", fetch(2, version, 1), version, peer=2)
@@ -238,7 +332,9 @@ def test_markers_and_epochs_of_followers_come_from_brokers(strict: OneBroker) ->
     partition = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}
     topics = [{"topic": "t", "partitions": [partition]}]
     follower = build(layout, {"replica_id": 2, "topics": topics})
-    assert errors(strict, "OffsetForLeaderEpoch", follower, 4, peer=None) == REFUSED
+    found = errors(strict, "OffsetForLeaderEpoch", follower, 4, peer=None)
+    # With an authorizer, DESCRIBE on the topic is enough, and everyone has it.
+    assert (found == REFUSED) == (strict.broker.acls is None)
     assert not errors(strict, "OffsetForLeaderEpoch", follower, 4, peer=2) & REFUSED
     consumer = build(layout, {"replica_id": -1, "topics": topics})
     assert not errors(strict, "OffsetForLeaderEpoch", consumer, 4, peer=None) & REFUSED

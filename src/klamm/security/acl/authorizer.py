@@ -50,6 +50,12 @@ class AclAuthorizer:
         known = self.remembered.get(key)
         return known if known is not None else self._decide(principal, host, operation, kind, None)
 
+    def is_open(self, principal: str, kind: ResourceType, name: str) -> bool:
+        """Return whether only `allow.everyone.if.no.acl.found` allows the principal what it may do on this resource."""
+        return (
+            self._allows_without_rules and principal not in self.super_users and not self._rules.has_entries(kind, name)
+        )
+
     def operations(self, principal: str, host: str, kind: ResourceType, name: str) -> int:
         """Return the operations that are allowed on a resource, as the bits of the protocol (KIP-430)."""
         return sum(

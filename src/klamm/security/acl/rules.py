@@ -177,6 +177,11 @@ class AclRules:
                 for name in names:
                     yield ResourcePattern(kind, name, pattern)
 
+    def has_entries(self, kind: ResourceType, name: str) -> bool:
+        """Return whether any entry applies to the resource, whoever it names."""
+        rules = self._by_type.get(kind)
+        return rules is not None and bool(rules.applying_to(name))
+
     def is_allowed(
         self,
         principal: str,

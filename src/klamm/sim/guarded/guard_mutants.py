@@ -45,13 +45,13 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     "add_partitions_to_txn_of_anyone": _unguarded("add_partitions_to_txn"),
     "follower_fetch_of_anyone": Mutant(
         _A + "fetch",
-        "is_follower and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION)",
+        "is_follower and is_peer(broker, ctx, params.replica_id)",
         "is_follower",
         2,
     ),
     "every_peer_is_believed": Mutant(
         _A + "access",
-        "        return may_on_cluster(broker, ctx, _CLUSTER_ACTION)\n",
+        "        return may_on_cluster(broker, ctx, _CLUSTER_ACTION, is_probe=is_probe)\n",
         "        return True\n",
         2,
     ),
@@ -329,8 +329,8 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "anyone_has_the_session_of_a_follower": Mutant(
         _A + "fetch",
-        "return is_claimed and may_on_cluster(broker, ctx, AclOperation.CLUSTER_ACTION, is_probe=True)",
-        "return is_claimed",
+        "return replica_id >= 0 and (broker.acls is None or is_peer(broker, ctx, replica_id, is_probe=True))",
+        "return replica_id >= 0",
         1,
     ),
     "a_proof_replaces_the_login": Mutant(
@@ -376,7 +376,21 @@ PROOF_MUTANTS: Final[dict[str, Mutant]] = {
     "epochs_without_proof": _unguarded("offset_for_leader_epoch", "guard=_Guard()", seeds=1),
     "follower_fetch_without_proof": _unguarded("fetch", "guard=_FollowerGuard()", seeds=1),
     "a_broker_speaks_for_any": Mutant(
-        _A + "access", "return peer is not None and sender in (None, peer)", "return peer is not None", 1
+        _A + "access", "peer is not None and sender in (None, peer)", "peer is not None", 1
+    ),
+    "a_broker_fetches_as_another_if_everyone_may": Mutant(
+        _A + "fetch",
+        "is_follower and is_peer(broker, ctx, params.replica_id)",
+        "is_follower and is_peer(broker, ctx)",
+        1,
+        1,
+    ),
+    "an_authorizer_without_entries_replaces_the_proof": Mutant(
+        _A + "access",
+        "    return acls is None or acls.authorizer.is_open(ctx.channel.principal, _CLUSTER, CLUSTER_NAME)\n",
+        "    return acls is None\n",
+        1,
+        1,
     ),
     "any_broker_is_the_controller": _anonymous("leader_and_isr", "controller_id"),
     "any_broker_sends_metadata": _anonymous("update_metadata", "controller_id"),
