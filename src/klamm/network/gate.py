@@ -91,6 +91,12 @@ class Gate:
         sasl = self.security.sasl
         return sasl.max_receive_bytes if sasl is not None and self.session is None else None
 
+    @property
+    def refusal(self) -> str:
+        """Why a token was refused and counted as a failure, although the exchange has not ended; empty if none was."""
+        exchange = self._exchange
+        return "" if exchange is None else exchange.refusal
+
     def pass_certificate(self, certificate_der: bytes | None) -> bool:
         """Accept the peer of a finished TLS handshake. Returns False if no mapping rule accepts its name."""
         if self.security.has_sasl:
@@ -169,19 +175,25 @@ class Gate:
     def _authenticate(
         self, exchange: SaslServerAuthenticator, frame: Frame, version: int, correlation_id: int, now_ms: int
     ) -> Answer:
+        was_refused = bool(exchange.refusal)
         response = exchange.authenticate(auth_bytes_of(frame, version), now_ms)
         problem = None
         if exchange.state is _COMPLETE:
             self._complete(exchange, knows_sessions=version > 0)
         elif exchange.state is _FAILED:
-            problem = self._end_if_failed(exchange)
+            problem = self._end_if_failed(exchange, is_counted=was_refused)
+        elif exchange.refusal:
+            self._count_failed_exchange()
         return Answer(AUTHENTICATE, version, correlation_id, response, None, response.error_code, problem)
 
     def _token(self, exchange: SaslServerAuthenticator, token: bytes, now_ms: int) -> Answer:
+        was_refused = bool(exchange.refusal)
         challenge = exchange.token(token, now_ms)
         if exchange.state is _COMPLETE:
             self._complete(exchange, knows_sessions=False)
-        return Answer(token=challenge, problem=self._end_if_failed(exchange))
+        elif exchange.refusal and not was_refused:
+            self._count_failed_exchange()
+        return Answer(token=challenge, problem=self._end_if_failed(exchange, is_counted=was_refused))
 
     def _complete(self, exchange: SaslServerAuthenticator, *, knows_sessions: bool) -> None:
         session, context, counts = exchange.session, self._context, self.security.counts
@@ -207,17 +219,21 @@ class Gate:
 
     def _fail(self, exchange: SaslServerAuthenticator, problem: str) -> Answer:
         exchange.fail(problem)
-        return Answer(problem=self._end_if_failed(exchange))
+        return Answer(problem=self._end_if_failed(exchange, is_counted=bool(exchange.refusal)))
 
-    def _end_if_failed(self, exchange: SaslServerAuthenticator) -> str | None:
+    def _end_if_failed(self, exchange: SaslServerAuthenticator, *, is_counted: bool = False) -> str | None:
         if exchange.state is not _FAILED:
             return None
         self.is_closed = True
+        if not is_counted:
+            self._count_failed_exchange()
+        return exchange.problem
+
+    def _count_failed_exchange(self) -> None:
         if self.session is None or self._is_peer:
             self.count_failure()
         else:
             self.security.counts.failed_again += 1
-        return exchange.problem
 
 
 def mechanism_of(frame: Frame, version: int) -> str:

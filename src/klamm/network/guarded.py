@@ -72,10 +72,11 @@ class GuardedProtocol(PausableProtocol):
     def _on_late(self) -> None:
         self._deadline = None
         if self.gate.is_closed and self.gate.session is None:
-            self.log_refusal(logging.INFO, "Closing", "it has not authenticated in time")
-            self.gate.count_failure()
-            if not self.paused & AUTHENTICATION:  # A peer that the broker lets wait has not failed.
-                self.gate.security.budget.note_failure(self.context.client_host, self._monotonic())
+            if not self.gate.refusal:  # Otherwise the failure has been noted.
+                self.log_refusal(logging.INFO, "Closing", "it has not authenticated in time")
+                self.gate.count_failure()
+                if not self.paused & AUTHENTICATION:  # A peer that the broker lets wait has not failed.
+                    self.gate.security.budget.note_failure(self.context.client_host, self._monotonic())
             self.abort()
 
     def turn_wait_s(self, now: float) -> float:
@@ -99,7 +100,8 @@ class GuardedProtocol(PausableProtocol):
         An attempt from an address with many failures waits before its password is checked.
         """
         gate = self.gate
-        if gate.expects_token and (wait_s := self.turn_wait_s(now)) > 0:
+        is_noted = bool(gate.refusal)  # The rest of the exchange checks nothing.
+        if not is_noted and gate.expects_token and (wait_s := self.turn_wait_s(now)) > 0:
             self.pause(AUTHENTICATION)
             self._loop.call_later(wait_s, self.resume, AUTHENTICATION)
             return False
@@ -109,8 +111,12 @@ class GuardedProtocol(PausableProtocol):
             return True
         frames.popleft()
         if answer.problem is not None:
-            self._on_refused(answer, now)
+            if not is_noted:
+                self._note_refusal(answer.problem, now)
+            self._end_later(answer, now)
             return False
+        if gate.refusal and not is_noted:
+            self._note_refusal(gate.refusal, now)  # A client may leave without the rest of the exchange.
         if gate.session is not was_session:
             self._on_session()
         self._give(answer, now)
@@ -124,15 +130,16 @@ class GuardedProtocol(PausableProtocol):
         if session is not None and session.lifetime_ms is not None:
             self._session_end = self._loop.call_later(session.lifetime_ms / 1000, self.gate.expire)
 
-    def _on_refused(self, answer: Answer, now: float) -> None:
+    def _note_refusal(self, problem: str, now: float) -> None:
         security, context = self.gate.security, self.context
-        problem = answer.problem or ""
         if (more := security.failures.note(context.client_host, problem, now)) is not None:
             _log.info("Failed authentication with %s (%s%s)", context.connection_id, problem, more)
         security.budget.note_failure(context.client_host, now)
+
+    def _end_later(self, answer: Answer, now: float) -> None:
         self._cancel_authentication()
         self.pause(AUTHENTICATION)
-        self._deadline = self._loop.call_later(security.failure_delay_s, self._end_refused, answer, now)
+        self._deadline = self._loop.call_later(self.gate.security.failure_delay_s, self._end_refused, answer, now)
 
     def _end_refused(self, answer: Answer, now: float) -> None:
         self._deadline = None

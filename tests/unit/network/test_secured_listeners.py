@@ -22,7 +22,7 @@ from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHan
 from klamm.security.client_security import ClientSecurity
 from klamm.security.failure_budget import MAX_WAIT_S, FailureBudget
 from klamm.security.sasl.client_mechanisms import SaslCredentials
-from klamm.security.sasl.mechanisms import KLAMM_PEER, PLAIN, SCRAM_SHA_256
+from klamm.security.sasl.mechanisms import KLAMM_PEER, OAUTHBEARER, PLAIN, SCRAM_SHA_256
 from klamm.security.secret import Secret
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.principal_mapping import PrincipalMapper
@@ -394,6 +394,49 @@ def test_an_address_with_many_failures_waits_before_its_password_is_checked(run:
                 await log_in(await server.client(), "wrong")
             assert (await log_in(await server.client())).error_code == ErrorCode.NONE
             assert loop.time() - began >= 0.1, "the right password waits as well"
+
+    run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("leaves", [False, True], ids=["it acknowledges", "it leaves"])
+def test_a_refused_token_is_logged_and_counts_once(run: Run, caplog: pytest.LogCaptureFixture, leaves: bool) -> None:
+    """A client reads that its token is not valid before the exchange ends, and need not wait for the end."""
+    caplog.set_level(logging.INFO, "klamm.network.guarded")
+
+    async def scenario() -> None:
+        budget = FailureBudget(burst=2, per_second=0.01)
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, failure_delay_s=0, budget=budget) as server:
+            for attempt in (1, 2):
+                client = await server.client()
+                await ask(client, SaslHandshakeRequest(mechanism=OAUTHBEARER), SaslHandshakeResponse)
+                token = SaslAuthenticateRequest(auth_bytes=b"n,,\x01auth=Bearer not.a.token\x01\x01")
+                first = await ask(client, token, SaslAuthenticateResponse)
+                assert first.error_code == ErrorCode.NONE and b"invalid_token" in bytes(first.auth_bytes)
+                if leaves:
+                    client.writer.transport.abort()
+                    await until(lambda: server.network.quotas.total == 0)
+                else:
+                    last = await ask(client, SaslAuthenticateRequest(auth_bytes=b"\x01"), SaslAuthenticateResponse)
+                    assert last.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+                assert server.security.counts.failed == attempt
+                waits = budget.wait_s("127.0.0.1", server.clock.monotonic()) > 0
+                assert waits == (attempt == 2), "a burst of two failures, not of one"
+
+    run(scenario())
+    lines = [line for line in caplog.messages if line.startswith("Failed authentication")]
+    assert len(lines) == 2 and all("(the token is malformed)" in line for line in lines)
+
+
+@both_loops
+def test_a_client_that_waits_after_a_refused_token_is_closed_in_time(run: Run) -> None:
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, timeout_s=0.3) as server:
+            client = await server.client()
+            await ask(client, SaslHandshakeRequest(mechanism=OAUTHBEARER), SaslHandshakeResponse)
+            token = SaslAuthenticateRequest(auth_bytes=b"n,,\x01auth=Bearer not.a.token\x01\x01")
+            await ask(client, token, SaslAuthenticateResponse)
+            assert await client.receive_end() == b"" and server.security.counts.failed == 1
 
     run(scenario())
 

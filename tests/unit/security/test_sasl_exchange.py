@@ -238,8 +238,46 @@ def test_a_bad_token_is_refused_in_two_steps(token: str) -> None:
     response = peer.authenticate(f"n,,\x01auth=Bearer {token}\x01\x01".encode())
     assert response.error_code == ErrorCode.NONE and b"invalid_token" in bytes(response.auth_bytes)
     assert peer.gate.is_closed
+    assert peer.security.counts.failed == 1 and peer.gate.refusal, "the client may leave without the second step"
     last = peer.authenticate(b"\x01")
     assert last.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED and "invalid_token" in last.error_message
+    assert peer.security.counts.failed == 1
+
+
+@pytest.mark.parametrize("then", ["a token", "another request"])
+def test_the_reason_for_refusing_a_token_is_for_the_log_only(then: str) -> None:
+    peer = Peer()
+    peer.handshake(OAUTHBEARER)
+    first = peer.authenticate(
+        f"n,,\x01auth=Bearer {unsigned_token('alice', nbf=START_MS // 1000 + 60)}\x01\x01".encode()
+    )
+    last = peer.metadata() if then == "another request" else peer.send(SaslAuthenticateRequest(auth_bytes=b"\x01"), 1)
+    assert last is not None and last.problem == "the token is not valid yet"
+    assert b"not valid yet" not in bytes(first.auth_bytes)
+    assert last.message is None or "not valid yet" not in last.message.error_message  # type: ignore[attr-defined]
+    assert peer.security.counts.failed == 1
+
+
+def test_a_bad_token_of_the_old_protocol_counts_once() -> None:
+    """After version 0 of the handshake, tokens are frames of their own, and an error is not answered."""
+    peer = Peer()
+    peer.handshake(OAUTHBEARER, 0)
+    answer = peer.send_bytes(b"n,,\x01auth=Bearer not.a.token\x01\x01")
+    assert answer is not None and b"invalid_token" in (answer.token or b"") and answer.problem is None
+    assert peer.security.counts.failed == 1
+    last = peer.send_bytes(b"\x01")
+    assert last is not None and last.token is None and last.problem == "the token is malformed"
+    assert peer.security.counts.failed == 1
+
+
+def test_a_bad_token_counts_in_a_session_too() -> None:
+    peer = Peer(sasl=sasl_peer.settings({OAUTHBEARER: 60_000}))
+    peer.log_in(OAUTHBEARER)
+    peer.now_ms += 2_000
+    peer.handshake(OAUTHBEARER)
+    peer.authenticate(b"n,,\x01auth=Bearer not.a.token\x01\x01")
+    peer.authenticate(b"\x01")
+    assert (peer.security.counts.failed, peer.security.counts.failed_again) == (0, 1)
 
 
 # Sessions (KIP-368).

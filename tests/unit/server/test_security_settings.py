@@ -13,6 +13,7 @@ from cryptography.x509.oid import NameOID
 from klamm.config import ConfigRepository, KafkaConfig
 from klamm.errors import ConfigError
 from klamm.security.sasl.mechanisms import OAUTHBEARER
+from klamm.security.sasl.server_mechanisms import TokenRefusal
 from klamm.security.sasl.token_source import unsecured_token
 from klamm.security.secret import Secret
 from klamm.security.tls.contexts import TlsSettings, server_context
@@ -65,8 +66,12 @@ def user_of(claims: dict[str, Any], **settings: Any) -> str | None:
     assert sasl is not None
     server = sasl.mechanisms[OAUTHBEARER]()
     token = unsecured_token({"sub": "alice", "iat": NOW_S - 100, "exp": NOW_S + 100, **claims})
-    server.step(f"n,,\x01auth=Bearer {token}\x01\x01".encode(), NOW_MS)
-    return server.user if server.is_complete else None
+    try:
+        server.step(f"n,,\x01auth=Bearer {token}\x01\x01".encode(), NOW_MS)
+    except TokenRefusal:
+        return None
+    assert server.is_complete
+    return server.user
 
 
 @pytest.mark.parametrize(

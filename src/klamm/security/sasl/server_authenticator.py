@@ -15,7 +15,7 @@ from klamm.errors import ErrorCode
 from klamm.lazy_dataclass import lazy_dataclass
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateResponse
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeResponse
-from klamm.security.sasl.server_mechanisms import SaslMisuse, SaslRefusal, SaslServer
+from klamm.security.sasl.server_mechanisms import SaslMisuse, SaslRefusal, SaslServer, TokenRefusal
 
 DEFAULT_MAX_RECEIVE_BYTES: Final = 512 * 1024
 
@@ -54,7 +54,7 @@ class SaslSession:
 class SaslServerAuthenticator:
     """`previous` is the session of a connection that authenticates again: user and mechanism must stay the same."""
 
-    __slots__ = ("_mechanism", "_previous", "_server", "_settings", "problem", "session", "state")
+    __slots__ = ("_mechanism", "_previous", "_server", "_settings", "problem", "refusal", "session", "state")
 
     def __init__(self, settings: SaslSettings, previous: SaslSession | None = None) -> None:
         self._settings = settings
@@ -65,6 +65,8 @@ class SaslServerAuthenticator:
         self.session: SaslSession | None = None
         self.problem = ""
         """Why the exchange failed, for the log. It never has a secret."""
+        self.refusal = ""
+        """Why a token was refused, for the log. The exchange fails when the client acknowledges it."""
 
     def handshake(self, mechanism: str, version: int) -> SaslHandshakeResponse:
         assert self.state is SaslState.HANDSHAKE
@@ -117,7 +119,11 @@ class SaslServerAuthenticator:
                 f"SASL mechanism '{self._mechanism}' requested by client is not supported for re-authentication of "
                 f"mechanism '{self._previous.mechanism}'"
             )
-        challenge = server.step(token, now_ms)
+        try:
+            challenge = server.step(token, now_ms)
+        except TokenRefusal as refused:
+            self.refusal = str(refused)
+            return refused.challenge
         if server.is_complete:
             self._complete(server, now_ms)
         return challenge
@@ -145,4 +151,4 @@ class SaslServerAuthenticator:
         return f"Authentication failed during {what} due to invalid credentials with SASL mechanism {self._mechanism}"
 
     def _fail(self, problem: str) -> None:
-        self.state, self.problem, self._server = SaslState.FAILED, problem, None
+        self.state, self.problem, self._server = SaslState.FAILED, self.refusal or problem, None

@@ -24,6 +24,14 @@ class SaslMisuse(KlammError):
     """The client is refused, with a reason for the broker's log only: the client reads a general sentence."""
 
 
+class TokenRefusal(KlammError):
+    """A token is refused, with a reason for the broker's log only. The client reads `challenge` and acknowledges it."""
+
+    def __init__(self, reason: str, challenge: bytes) -> None:
+        super().__init__(reason)
+        self.challenge = challenge
+
+
 @lazy_dataclass(frozen=True, slots=True)
 class VerifiedToken:
     """The claims of a token that its verifier accepted."""
@@ -32,6 +40,7 @@ class VerifiedToken:
     expires_at_ms: int
 
 
+_INVALID_TOKEN: Final = '{"status":"invalid_token"}'
 _SHOWN: Final = 64
 """Characters of a user's name that are logged."""
 Credentials = Callable[[str], ScramCredential | None]
@@ -49,7 +58,10 @@ class SaslServer(Protocol):
     """When the credential ends, if it does."""
 
     def step(self, message: bytes, now_ms: int) -> bytes:
-        """Return the next challenge, or the last one with `is_complete`. Raises SaslRefusal and SaslMisuse."""
+        """Return the next challenge, or the last one with `is_complete`.
+
+        Raises SaslRefusal, SaslMisuse and TokenRefusal.
+        """
 
 
 class PlainServer:
@@ -179,20 +191,20 @@ class OAuthServer:
 
     def __init__(self, verify: TokenVerifier) -> None:
         self._verify = verify
-        self._refusal: str | None = None
+        self._is_refused = False
         self.is_complete = False
         self.user = ""
         self.expires_at_ms: int | None = None
 
     def step(self, message: bytes, now_ms: int) -> bytes:
-        if self._refusal is not None:
-            raise SaslRefusal(self._refusal)
+        if self._is_refused:
+            raise SaslRefusal(_INVALID_TOKEN)
         authorization_id, token = _initial_response(message)
         try:
             verified = self._verify(token, now_ms)
-        except SaslMisuse:
-            self._refusal = '{"status":"invalid_token"}'
-            return self._refusal.encode()
+        except SaslMisuse as error:
+            self._is_refused = True
+            raise TokenRefusal(str(error), _INVALID_TOKEN.encode()) from None
         if authorization_id and authorization_id != verified.user:
             raise SaslRefusal(
                 f"Authentication failed: Client requested an authorization id ({authorization_id}) that is different "
