@@ -25,6 +25,7 @@ from klamm.replica.controller_guard import ControllerGuard
 from klamm.replica.fetch_session import FetchSessionCache
 from klamm.replica.producer_ids import ProducerIdManager
 from klamm.replica.replica_manager import ReplicaManager
+from klamm.security.acl.audit import Denials
 from klamm.security.acl.authorizer import AclAuthorizer
 from klamm.security.outgoing import OutgoingSecurity
 from klamm.zk.client.zk_session import ZkSession
@@ -96,10 +97,11 @@ class TopicCreation:
 
 @dataclass(frozen=True, slots=True)
 class Acls:
-    """Authorization: the decisions, and the changes of entries in ZooKeeper."""
+    """Authorization: the decisions, the changes of entries in ZooKeeper, and the log of what was denied."""
 
     authorizer: AclAuthorizer
     changes: AclChangeListener
+    denials: Denials = field(default_factory=Denials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,12 +51,13 @@ def may(
         if is_logged(DEBUG):
             audit.allowed(principal, host, operation, kind, name, ctx.api_name)
         return True
-    audit.denied(principal, host, operation, kind, name, ctx.api_name, is_probe=is_probe)
+    now = broker.clock.monotonic()
+    acls.denials.log(principal, host, operation, kind, name, ctx.api_name, now, is_probe=is_probe)
     return False
 
 
 def remembering(
-    broker: Broker, ctx: RequestContext, operation: AclOperation, kind: ResourceType
+    broker: Broker, ctx: RequestContext, operation: AclOperation, kind: ResourceType, *, is_probe: bool = False
 ) -> Callable[[str], bool]:
     """Return `may` for many names of one request: each name is decided, and logged, once."""
     decided: dict[str, bool] = {}
@@ -65,7 +66,7 @@ def remembering(
     def is_allowed(name: str) -> bool:
         known = decided.get(name)
         if known is None:
-            known = decided[name] = may(broker, ctx, operation, kind, name)
+            known = decided[name] = may(broker, ctx, operation, kind, name, is_probe=is_probe)
         return known
 
     return is_allowed
@@ -86,7 +87,7 @@ def may_on_any(broker: Broker, ctx: RequestContext, operation: AclOperation, kin
         if is_logged(DEBUG):
             audit.allowed(principal, host, operation, kind, None, ctx.api_name)
         return True
-    audit.denied(principal, host, operation, kind, None, ctx.api_name)
+    acls.denials.log(principal, host, operation, kind, None, ctx.api_name, broker.clock.monotonic())
     return False
 
 
@@ -129,6 +130,7 @@ def is_peer(broker: Broker, ctx: RequestContext, sender: int | None = None, *, i
     peer = channel.peer_broker_id
     is_proven = peer is not None and sender in (None, peer)
     if not is_proven and broker.acls is not None:
-        principal, host = channel.principal, channel.client_host
-        audit.denied(principal, host, _CLUSTER_ACTION, _CLUSTER, CLUSTER_NAME, ctx.api_name, is_probe=is_probe)
+        principal, host, now = channel.principal, channel.client_host, broker.clock.monotonic()
+        asked = _CLUSTER_ACTION, _CLUSTER, CLUSTER_NAME
+        broker.acls.denials.log(principal, host, *asked, ctx.api_name, now, is_probe=is_probe)
     return is_proven

@@ -63,7 +63,11 @@ def _describe(broker: Broker, ctx: RequestContext, transactional_id: str) -> Ste
         if number % _PARTITIONS_PER_SLICE == 0:
             yield
     if broker.acls is not None:
-        hidden = [name for name in topics if not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name)]
+        hidden = [
+            name
+            for name in topics
+            if not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, name, is_probe=True)
+        ]
         for name in hidden:
             del topics[name]
     return TransactionState(

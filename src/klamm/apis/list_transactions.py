@@ -34,7 +34,14 @@ def _list(broker: Broker, ctx: RequestContext, req: ListTransactionsRequest) -> 
     if broker.acls is not None:
         kept = yield from each(
             transactions,
-            lambda txn: may(broker, ctx, AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, txn.transactional_id),
+            lambda txn: may(
+                broker,
+                ctx,
+                AclOperation.DESCRIBE,
+                ResourceType.TRANSACTIONAL_ID,
+                txn.transactional_id,
+                is_probe=True,
+            ),
         )
         transactions = tuple(compress(transactions, kept))
     states = yield from each(

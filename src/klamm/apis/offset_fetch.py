@@ -143,7 +143,8 @@ def _fetch(
     groups: GroupCoordinator = broker.groups
     if broker.acls is not None and not may(broker, ctx, AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    may_describe = remembering(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC)
+    is_listing = partitions is None
+    may_describe = remembering(broker, ctx, AclOperation.DESCRIBE, ResourceType.TOPIC, is_probe=is_listing)
     asked = groups.committed_partitions(group_id) if partitions is None else partitions
     if isinstance(asked, ErrorCode):
         return asked

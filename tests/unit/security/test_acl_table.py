@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -18,13 +19,16 @@ from klamm.broker import Broker
 from klamm.config import KafkaConfig
 from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.protocol.wire import Message, decode, encode_bytes
+from klamm.security.acl.audit import LOGGER
+from klamm.security.acl.bindings import AclOperation, ResourceType
 from klamm.server.kafka_server import KafkaServer
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from tests.support.acl_rounds import AclRounds
-from tests.support.acl_table import ALICE, API_BY_NAME, Row, rows
+from tests.support.acl_table import ALICE, API_BY_NAME, Grant, Row, group, rows
 
 TIMEOUT_S: Final = 60.0
 ADMIN: Final = "User:ANONYMOUS"
+ONGOING: Final = Grant(ResourceType.TRANSACTIONAL_ID, "ongoing", AclOperation.DESCRIBE)
 
 
 class AskedBroker:
@@ -104,6 +108,32 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AskedBroke
 def test_authorization(asked: tuple[AskedBroker, AclRounds], row: Row) -> None:
     broker, rounds = asked
     assert rounds.differences(row, partial(broker.ask, principal=ALICE)) == []
+
+
+@pytest.mark.parametrize(
+    ("api", "what", "grants"),
+    [
+        ("Metadata", "all topics", ()),
+        ("ListGroups", "groups", ()),
+        ("ListTransactions", "all", ()),
+        ("OffsetFetch", "all topics", (group("DESCRIBE"),)),
+        ("DescribeTransactions", "topics of an open transaction", (ONGOING,)),
+    ],
+)
+def test_hidden_names_that_were_not_asked_for_are_not_logged(
+    asked: tuple[AskedBroker, AclRounds],
+    caplog: pytest.LogCaptureFixture,
+    api: str,
+    what: str,
+    grants: tuple[Grant, ...],
+) -> None:
+    broker, rounds = asked
+    (row,) = (row for row in rows() if (row.api, row.what) == (api, what))
+    steps = tuple(step for step in row.steps if step[0] == grants)
+    assert len(steps) == 1
+    caplog.set_level(logging.INFO, LOGGER)
+    assert rounds.differences(row._replace(steps=steps), partial(broker.ask, principal=ALICE)) == []
+    assert [line for line in caplog.messages if "Denied" in line] == []
 
 
 def test_every_api_is_in_the_table() -> None:
