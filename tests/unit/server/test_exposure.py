@@ -19,7 +19,7 @@ DIGEST = {"klamm.zookeeper.digest": "klamm:a secret"}
 
 
 def config(listeners: str, **more: str) -> KafkaConfig:
-    keys = {name.replace("_", "."): value for name, value in more.items()}
+    keys = {name if "." in name else name.replace("_", "."): value for name, value in more.items()}
     advertised = listeners.replace("0.0.0.0", "broker.example").replace("://:", "://broker.example:")
     return KafkaConfig(
         {
@@ -76,6 +76,38 @@ def test_certificates_of_clients_are_authentication() -> None:
     refuse_exposure(config("SSL://:9092", **{"listener_name_ssl_ssl_client_auth": "required"}))
     with pytest.raises(ConfigError, match="without authentication on every address"):
         refuse_exposure(config("SSL://:9092", ssl_client_auth="requested"))
+
+
+UNSIGNED = {"klamm.sasl.oauthbearer.unsecured.tokens": "true"}
+
+
+@pytest.mark.parametrize(
+    ("listeners", "more", "is_refused"),
+    [
+        ("SASL_SSL://192.0.2.1:9092", UNSIGNED | {"sasl.enabled.mechanisms": "OAUTHBEARER"}, True),
+        ("SASL_PLAINTEXT://:9092", UNSIGNED | {"sasl.enabled.mechanisms": "SCRAM-SHA-512,oauthbearer"}, True),
+        ("SASL_SSL://:9092", UNSIGNED | {"listener.name.sasl_ssl.sasl.enabled.mechanisms": "OAUTHBEARER"}, True),
+        ("SASL_SSL://:9092", {"sasl.enabled.mechanisms": "OAUTHBEARER"}, False),
+        ("SASL_SSL://:9092", UNSIGNED | {"sasl.enabled.mechanisms": "SCRAM-SHA-512"}, False),
+        ("SASL_SSL://localhost:9092", UNSIGNED | {"sasl.enabled.mechanisms": "OAUTHBEARER"}, False),
+    ],
+)
+def test_unsigned_tokens_are_not_authentication(listeners: str, more: dict[str, str], is_refused: bool) -> None:
+    if not is_refused:
+        refuse_exposure(config(listeners, **more))
+        return
+    with pytest.raises(ConfigError, match="would accept unsigned OAUTHBEARER tokens") as refused:
+        refuse_exposure(config(listeners, **more))
+    text = str(refused.value)
+    assert "  klamm.sasl.oauthbearer.unsecured.tokens=false\n" in text and "://localhost:9092" in text
+    refuse_exposure(config(listeners, **more, **ALLOW))
+
+
+def test_unsigned_tokens_beside_certificates_of_clients_are_accepted() -> None:
+    tokens = UNSIGNED | {"sasl.enabled.mechanisms": "OAUTHBEARER"}
+    refuse_exposure(config("SASL_SSL://:9092", **tokens, **{"listener.name.sasl_ssl.ssl.client.auth": "required"}))
+    with pytest.raises(ConfigError, match="unsigned"):
+        refuse_exposure(config("SASL_SSL://:9092", **tokens, **{"ssl.client.auth": "required"}))
 
 
 def test_open_metrics_are_refused() -> None:
