@@ -24,7 +24,7 @@ from klamm.apis.config_resources import (
     topic_overrides,
 )
 from klamm.apis.slices import each
-from klamm.apis.zookeeper_waits import ApiError
+from klamm.apis.zookeeper_waits import NO_ERROR, ApiError, Outcome
 from klamm.config import ConfigType
 from klamm.config.entries import (
     ConfigEntry,
@@ -36,7 +36,6 @@ from klamm.config.entries import (
 from klamm.config.loggers import logger_levels
 from klamm.config_changes import Properties
 from klamm.controller.topic_validation import validate_topic_name
-from klamm.errors import ErrorCode
 from klamm.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -61,14 +60,22 @@ def _answer(broker: Broker, ctx: RequestContext, req: DescribeConfigsRequest) ->
     ctx.hold(resources)
     yield from each(req.resources, lambda resource: _merge(resources, resource))
     known: list[str] = []
+    refused: dict[Resource, Outcome] = {}
+    ctx.hold(refused)
 
-    def add_known(resource: Resource) -> None:
-        if resource.type == ResourceType.TOPIC and broker.metadata.contains(resource.name):
-            known.append(resource.name)
+    def check(resource: Resource) -> None:
+        """Only topics that the client may see are read: reading takes time, which would show that others exist."""
+        try:
+            check_access(broker, ctx, resource, AclOperation.DESCRIBE_CONFIGS)
+        except ApiError as error:
+            refused[resource] = error.code, error.message
+        else:
+            if resource.type == ResourceType.TOPIC and broker.metadata.contains(resource.name):
+                known.append(resource.name)
 
-    yield from each(tuple(resources), add_known)
+    yield from each(tuple(resources), check)
     overrides = (yield from result_of(topic_overrides(broker, known))) if known else {}
-    return (yield from _response(broker, ctx, req, resources, overrides))
+    return (yield from _response(broker, req, resources, refused, overrides))
 
 
 def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeConfigsResource) -> None:
@@ -87,35 +94,39 @@ def _merge(resources: dict[Resource, DescribeConfigsResource], asked: DescribeCo
 
 def _response(
     broker: Broker,
-    ctx: RequestContext,
     req: DescribeConfigsRequest,
     resources: dict[Resource, DescribeConfigsResource],
+    refused: dict[Resource, Outcome],
     overrides: dict[str, Properties],
 ) -> Steps[DescribeConfigsResponse]:
     results = yield from each(
-        resources.values(), lambda resource: _result(broker, ctx, req, resource, overrides), _RESOURCES_PER_SLICE
+        resources.items(),
+        lambda item: _result(broker, req, item[1], refused.get(item[0]), overrides),
+        _RESOURCES_PER_SLICE,
     )
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
 def _result(
     broker: Broker,
-    ctx: RequestContext,
     req: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
+    refusal: Outcome | None,
     overrides: dict[str, Properties],
 ) -> DescribeConfigsResult:
-    code, message = ErrorCode.NONE, None
+    code, message = NO_ERROR if refusal is None else refusal
     configs: list[DescribeConfigsResourceResult] = []
-    try:
-        check_access(broker, ctx, key_of(resource), AclOperation.DESCRIBE_CONFIGS)
-        refused = validate_topic_name(resource.resource_name) if resource.resource_type == ResourceType.TOPIC else None
-        if refused is not None:
-            raise ApiError(refused.error, refused.message)
-        check_resource(broker, Resource(resource.resource_type, resource.resource_name))
-        configs = [_entry(entry, req) for entry in _entries(broker, resource, overrides)]
-    except ApiError as error:
-        code, message = error.code, error.message
+    if refusal is None:
+        try:
+            invalid = (
+                validate_topic_name(resource.resource_name) if resource.resource_type == ResourceType.TOPIC else None
+            )
+            if invalid is not None:
+                raise ApiError(invalid.error, invalid.message)
+            check_resource(broker, Resource(resource.resource_type, resource.resource_name))
+            configs = [_entry(entry, req) for entry in _entries(broker, resource, overrides)]
+        except ApiError as error:
+            code, message = error.code, error.message
     return DescribeConfigsResult(
         error_code=code,
         error_message=message,

@@ -10,6 +10,7 @@ from typing import Final
 from klamm.config.definition import AnyKey, UpdateMode
 from klamm.config.kafka_config import BROKER_KEYS, broker_key
 from klamm.config.repository import ConfigRepository
+from klamm.config.shown_url import shown_url
 from klamm.config.topic_config import effective_topic_config
 from klamm.config.topic_keys import TOPIC_KEYS
 from klamm.config.values import ConfigType, to_text
@@ -25,6 +26,10 @@ _BROKER_SYNONYMS: Final = {
 """Broker keys whose default is another broker key, strongest first."""
 _LISTENER_KEYS: Final = frozenset({"listeners", "advertised.listeners", "listener.security.protocol.map"})
 """Not read-only in Kafka, so tools that compare brokers expect the same here. They change by a restart (0020)."""
+
+
+_ADDRESSES: Final = ("sasl.oauthbearer.jwks.endpoint.url", "sasl.oauthbearer.token.endpoint.url")
+"""Keys, also with the prefix of a listener, whose value may contain a secret."""
 
 
 class ConfigSource(IntEnum):
@@ -128,6 +133,9 @@ def _set_synonyms(configs: ConfigRepository, name: str) -> Iterator[ConfigSynony
 def _entry(key: AnyKey, value: str | None, synonyms: tuple[ConfigSynonym, ...], *, is_read_only: bool) -> ConfigEntry:
     if key.is_sensitive:
         value, synonyms = None, tuple(ConfigSynonym(s.name, None, s.source) for s in synonyms)
+    elif value is not None and key.name.endswith(_ADDRESSES):
+        value = shown_url(value)
+        synonyms = tuple(ConfigSynonym(s.name, s.value and shown_url(s.value), s.source) for s in synonyms)
     return ConfigEntry(
         key.name,
         value,

@@ -152,7 +152,7 @@ class SaslKeys:
     sasl_oauthbearer_jwks_endpoint_url = optional_string(
         "sasl.oauthbearer.jwks.endpoint.url",
         None,
-        "Where the keys that sign OAUTHBEARER tokens are: file:PATH or https://...",
+        "Where the keys that sign OAUTHBEARER tokens are: file:PATH or https://... Its query is not shown.",
     )
     sasl_oauthbearer_jwks_endpoint_refresh_ms = int64(
         "sasl.oauthbearer.jwks.endpoint.refresh.ms",
@@ -180,7 +180,7 @@ class SaslKeys:
     sasl_oauthbearer_token_endpoint_url = optional_string(
         "sasl.oauthbearer.token.endpoint.url",
         None,
-        "Where this broker gets tokens for other brokers: file:PATH or https://...",
+        "Where this broker gets tokens for other brokers: file:PATH or https://... Its query is not shown.",
     )
 
 

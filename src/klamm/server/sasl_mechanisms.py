@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from klamm.config import KafkaConfig
 from klamm.config.listener_settings import ListenerSettings
+from klamm.config.shown_url import shown_url
 from klamm.config.user_credentials import UserCredentials
 from klamm.errors import ConfigError, KlammError
 from klamm.security.reading import Reading
@@ -152,16 +153,10 @@ async def refresh_keys(source: KeySource) -> None:
         try:
             await load_keys(source)
         except (KlammError, OSError) as error:
-            log.warning("reading the keys of OAUTHBEARER from %s failed: %s", _shown(source.url), error)
+            log.warning("reading the keys of OAUTHBEARER from %s failed: %s", shown_url(source.url), error)
             await asyncio.sleep(min(RETRY_S, source.refresh_s))
         else:
             await asyncio.sleep(source.refresh_s)
-
-
-def _shown(url: str) -> str:
-    """Return the address without user, password and query, which may be secrets."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
 def _read(url: str, reading: Reading) -> bytes:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.apis import delete_topics, describe_groups, fetch, list_offsets, produce
+from klamm.apis import delete_topics, describe_configs, describe_groups, fetch, list_offsets, produce
 from klamm.apis.api_declaration import Api, at_once, bind
 from klamm.broker import Acls
 from klamm.controller import events
@@ -20,6 +20,7 @@ from klamm.controller.replies import EventReply, TopicResult, TopicResults
 from klamm.errors import ErrorCode
 from klamm.network.request_context import ChannelContext, RequestContext
 from klamm.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from klamm.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from klamm.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -170,6 +171,18 @@ def test_remembered_decisions_of_a_produce(one: OneBroker, caplog: pytest.LogCap
     assert ["Allowed" in record.getMessage() for record in caplog.records if "authorizer" in record.name][-1]
     allow(one)
     assert error() == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+def test_the_configuration_of_a_hidden_topic_is_not_read(one: OneBroker) -> None:
+    """The time that ZooKeeper needs would show that the topic exists. This broker has no ZooKeeper."""
+    one.lead("there")
+    asked = [DescribeConfigsResource(resource_type=2, resource_name=name) for name in ("there", "not-there")]
+    (bound,) = bind([describe_configs.API], one.broker)
+    steps: Any = bound.dispatch(context(one, describe_configs.API, 4), DescribeConfigsRequest(resources=asked))
+    response = at_once(steps)
+    assert [(row.error_code, row.error_message) for row in response.results] == [
+        (DENIED, "Topic authorization failed.")
+    ] * 2
 
 
 def fetched(session_id: int, epoch: int, *topics: str) -> FetchRequest:

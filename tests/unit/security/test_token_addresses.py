@@ -77,7 +77,9 @@ class Keys:
     def __init__(self, server: ScriptedHttp) -> None:
         self._server = server
         self._verifier = JwtVerifier(TokenRules())
-        self._task = asyncio.ensure_future(refresh_keys(KeySource(server.url, 0.002, self._verifier)))
+        self._task = asyncio.ensure_future(
+            refresh_keys(KeySource(f"{server.url}?key=secret-of-the-server", 0.002, self._verifier))
+        )
 
     def accepts(self, key: ECKey) -> bool:
         try:
@@ -119,7 +121,8 @@ async def _answer_badly(server: ScriptedHttp, caplog: pytest.LogCaptureFixture) 
         for name, answer in (UNUSABLE | {"silence": SILENCE}).items():
             caplog.clear()
             await keys.read_with(answer)
-            await keys.wait(lambda: "reading the keys of OAUTHBEARER from http://127.0.0.1/path failed" in caplog.text)
+            line = f"reading the keys of OAUTHBEARER from {server.url}?[hidden] failed"
+            await keys.wait(lambda line=line: line in caplog.text)  # type: ignore[misc]
             assert "secret-of-the-server" not in caplog.text, name
             assert keys.accepts(FIRST), name
         await keys.read_with(b"HTTP/1.1 200 OK\r\na: b", drips=True)

@@ -115,8 +115,8 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "describe_configs_is_not_checked": Mutant(
         _A + "describe_configs",
-        "        check_access(broker, ctx, key_of(resource), AclOperation.DESCRIBE_CONFIGS)\n",
-        "",
+        "            check_access(broker, ctx, resource, AclOperation.DESCRIBE_CONFIGS)\n",
+        "            pass\n",
         1,
     ),
     "alter_configs_is_not_checked": Mutant(
