@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +208,29 @@ def raise_of(*arguments: str) -> None:
     raise done.exception
 
 
-def secrets_of(cluster: LocalCluster) -> set[str]:
+@cache
+def secrets_of(cluster: LocalCluster) -> frozenset[str]:
+    """Passwords, and secrets in ZooKeeper: that of the brokers, and the keys with which users can be impersonated."""
     kept = json.loads((cluster.data_dir / "security" / "users.json").read_text())
-    return {
-        kept["zookeeper"],
-        *kept["users"].values(),
-        (cluster.data_dir / "security" / "password").read_text().strip(),
-    }
+    passwords = {*kept["users"].values(), (cluster.data_dir / "security" / "password").read_text().strip()}
+    client = connected_zookeeper(cluster)
+    try:
+        peer_secret = client.get(paths.PEER_SECRET)[0].decode()
+        users = [client.get(f"/config/users/{user}")[0].decode() for user in client.get_children("/config/users")]
+    finally:
+        client.stop()
+        client.close()
+    keys = {key for text in users for key in re.findall(r"(?:stored_key|server_key)=([^,\"]+)", text)}
+    assert len(keys) >= 2 * len(kept["users"]) and len(peer_secret) >= 32
+    return frozenset({kept["zookeeper"], peer_secret} | passwords | keys)
+
+
+def connected_zookeeper(cluster: LocalCluster) -> KazooClient:
+    """Return a connected client that knows the secret of the brokers' ZooKeeper."""
+    secret = (cluster.data_dir / "security" / "zookeeper-secret").read_text()
+    client = KazooClient(cluster.zookeeper_connect, auth_data=[("digest", secret)])
+    client.start(WAIT_S)
+    return client
 
 
 def secrets_in(cluster: LocalCluster, text: str) -> list[str]:
@@ -305,8 +322,7 @@ def test_every_znode_has_a_rule_for_the_secret(cluster: LocalCluster) -> None:
     """Only brokers may change znodes, those of the server too, and others may not read those with secrets."""
     secret = (cluster.data_dir / "security" / "zookeeper-secret").read_text()
     user = secret.partition(":")[0]
-    client = KazooClient(cluster.zookeeper_connect, auth_data=[("digest", secret)])
-    client.start(WAIT_S)
+    client = connected_zookeeper(cluster)
     try:
         found = dict(rules_below(client, "/"))
     finally:

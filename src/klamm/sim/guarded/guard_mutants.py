@@ -205,6 +205,12 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
         _A + "add_partitions_to_txn", "None if req.transactions else req.v3_and_below_transactional_id", "None", 1
     ),
     "everyone_may_be_idempotent": Mutant(_A + "init_producer_id", "        _MayBeIdempotent(),\n", "", 1),
+    "idempotence_is_not_denied": Mutant(
+        "klamm.security.acl.rules",
+        "        if (PatternType.LITERAL, WILDCARD) in denied:\n            return False\n",
+        "",
+        1,
+    ),
     "configs_of_new_topics_are_shown": Mutant(
         _A + "create_topics",
         "    if not may(broker, ctx, AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_probe=True):\n",
