@@ -18,12 +18,14 @@ from pathlib import Path
 import pytest
 
 from klamm.zk.model import limits
-from klamm.zk.model.jute import NOTIFICATION_XID, OpCode, buffer_bytes, string_bytes
+from klamm.zk.model.jute import NOTIFICATION_XID, PING_XID, OpCode, buffer_bytes, string_bytes
 from klamm.zk.model.ops import Code
 from klamm.zk.server import admission
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
 from klamm.zk.server.server_connection import FRAMES_PER_TURN
+from klamm.zk.server.shared_secret import Gate
+from tests.support.one_broker import ManualClock
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
 
 HANDSHAKE = struct.pack(">iiqiq", 45, 0, 0, 30_000, 0) + buffer_bytes(bytes(16)) + b"\0"
@@ -38,7 +40,30 @@ def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeperThread]:
 
 
 def auth(number: int) -> bytes:
-    return struct.pack(">i", 0) + string_bytes("digest") + buffer_bytes(b"user%d:secret" % number)
+    return digest(b"user%d:secret" % number)
+
+
+def digest(credential: bytes) -> bytes:
+    return struct.pack(">i", 0) + string_bytes("digest") + buffer_bytes(credential)
+
+
+SECRET = "klamm:s3cret"
+
+
+def gated(directory: Path, max_connections_per_host: int = 1_000) -> EmbeddedZooKeeperThread:
+    options = ServerOptions(max_connections_per_host=max_connections_per_host, gate=Gate(SECRET))
+    return EmbeddedZooKeeperThread(directory, fsync=False, options=options).start()
+
+
+def prove(client: RawClient, session_id: int = 0, password: bytes = bytes(16)) -> RawClient:
+    client.connect(30_000, session_id, password)
+    assert client.ask(OpCode.AUTH, digest(SECRET.encode())).error == Code.OK
+    return client
+
+
+def ping(client: RawClient) -> int:
+    client.send(OpCode.PING, xid=PING_XID)
+    return client.receive().error
 
 
 def multi_read(opcode: int, paths: list[str]) -> bytes:
@@ -148,6 +173,99 @@ def test_silent_connections_end(server: EmbeddedZooKeeperThread, monkeypatch: py
         assert silent.is_closed()
         assert slow.is_closed()
         assert client.exists("/").error == Code.OK
+
+
+def test_strangers_with_pings_do_not_keep_brokers_out(tmp_path: Path) -> None:
+    """Clients without the secret got a session, and their pings kept the connections of their host for ever."""
+    server = gated(tmp_path, max_connections_per_host=20)
+    with ExitStack() as stack:
+        first = prove(stack.enter_context(RawClient(server.port)))
+        strangers = [stack.enter_context(RawClient(server.port)).connect() for _ in range(19)]
+        assert [ping(stranger) for stranger in strangers] == [Code.OK] * 19
+        second = prove(stack.enter_context(RawClient(server.port)))
+        assert second.create("/second").error == first.exists("/second").error == Code.OK
+        assert strangers[0].is_closed()
+        assert [ping(stranger) for stranger in strangers[1:]] == [Code.OK] * 18
+    server.stop()
+
+
+def test_strangers_with_pings_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        server = await EmbeddedZooKeeper(
+            tmp_path, fsync=False, clock=clock, options=ServerOptions(gate=Gate(SECRET))
+        ).start()
+        pipes = [Pipe(), Pipe()]
+        connections = [server._accept(), server._accept()]
+        broker = connections[1]
+        for connection, pipe in zip(connections, pipes, strict=True):
+            connection.connection_made(pipe)
+            connection.data_received(HANDSHAKE)
+        broker.data_received(frame_of(OpCode.AUTH, digest(SECRET.encode())))
+        for _ in range(10):
+            assert not pipes[0].is_aborted
+            clock.elapsed_ms += 1_000
+            for connection in connections:
+                connection.data_received(frame_of(OpCode.PING))
+            server._timer.cancel()
+            server._tick()
+        assert [pipe.is_aborted for pipe in pipes] == [True, False]
+        for connection in connections:
+            connection.connection_lost(None)
+        assert list(server.tree.sessions) == [broker.session_id]
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 300))
+
+
+def test_strangers_use_up_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they write to the log: a session begins when its client has proved itself, and can be resumed."""
+    monkeypatch.setattr("klamm.zk.server.server.MAX_SESSIONS", 2)
+    server = gated(tmp_path)
+    with ExitStack() as stack:
+        first = prove(stack.enter_context(RawClient(server.port)))
+        before = first.exists("/").zxid
+        strangers = [stack.enter_context(RawClient(server.port)).connect() for _ in range(5)]
+        assert [ping(stranger) for stranger in strangers] == [Code.OK] * 5
+        assert strangers[0].ask(OpCode.CLOSE_SESSION).error == Code.OK
+        assert first.exists("/").zxid == before
+        second = prove(stack.enter_context(RawClient(server.port)))
+        assert second.create("/ephemeral", flags=1).error == Code.OK
+        with RawClient(server.port) as late:
+            late.connect()
+            assert late.ask(OpCode.AUTH, digest(SECRET.encode())).error == Code.THROTTLED_OP
+        second.socket.close()
+        again = prove(stack.enter_context(RawClient(server.port)), second.session_id, second.password)
+        assert again.session_id == second.session_id and again.exists("/ephemeral").error == Code.OK
+        unknown = stack.enter_context(RawClient(server.port))
+        assert unknown.connect(30_000, strangers[1].session_id, strangers[1].password).session_id == 0
+    server.stop()
+
+
+def test_a_stranger_sends_no_large_request(tmp_path: Path) -> None:
+    """Requests are held until they are complete, and the largest holders are closed first: brokers among them."""
+    server = gated(tmp_path)
+    with RawClient(server.port) as stranger, RawClient(server.port) as broker:
+        stranger.connect()
+        stranger.socket.sendall(struct.pack(">i", 1_000_000))
+        assert stranger.is_closed()
+        assert prove(broker).create("/large", b"x" * 900_000).error == Code.OK
+    server.stop()
+
+
+def test_refusals_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = gated(tmp_path)
+    for _ in range(60):
+        with RawClient(server.port) as stranger:
+            stranger.connect()
+            assert stranger.ask(OpCode.AUTH, digest(b"klamm:wrong")).error == Code.AUTH_FAILED
+        with RawClient(server.port) as stranger:
+            stranger.send_frame(b"nonsense")
+            assert stranger.is_closed()
+    server.stop()
+    reasons = ("its credentials are refused", "a connect request is too short")
+    assert [caplog.text.count(reason) for reason in reasons] == [20, 20]
+    assert "are not logged for a minute" in caplog.text
 
 
 def test_dead_sessions_whose_clients_do_not_read(
@@ -321,6 +439,7 @@ class Pipe(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.is_read = True
+        self.is_aborted = False
         self.written = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -336,6 +455,13 @@ class Pipe(asyncio.Transport):
         self.is_read = True
 
     def close(self) -> None: ...
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def frame_of(opcode: int, body: bytes = b"") -> bytes:
+    return struct.pack(">iii", 8 + len(body), 1, opcode) + body
 
 
 async def until(condition: Callable[[], bool]) -> None:

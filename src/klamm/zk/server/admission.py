@@ -1,16 +1,21 @@
 """Admission of connections to the embedded server: bounded per host, and by time outside a session.
 
-A connection without a handshake, or one that is being closed and whose client does not read, ends after 10 s. Such
-connections never keep others out: if a host is at its limit, the oldest of them makes room.
+A connection ends after 10 s without a handshake, or without the secret if the server has one, or if it is being closed
+and its client does not read. Such connections never keep others out: if a host is at its limit, the oldest of them
+makes room.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from klamm.security.failure_log import FailureLog
 from klamm.zk.server.server_connection import Connection
 
 IDLE_TIMEOUT_MS: Final = 10_000
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -21,9 +26,10 @@ class Admission:
         self._hosts: dict[str, set[int]] = {}
         self._idle: dict[int, tuple[int, Connection]] = {}
         """Oldest first, with the time at which each ends."""
+        self._failures = FailureLog()
 
     def admit(self, connection: Connection, now_ms: int) -> bool:
-        """Count a new connection without a handshake. Returns False if its host has too many connections in use."""
+        """Count a new connection, not yet in use. Returns False if its host has too many connections in use."""
         of_host = self._hosts.setdefault(connection.host, set())
         of_host.add(connection.number)
         self._idle[connection.number] = now_ms + IDLE_TIMEOUT_MS, connection
@@ -36,8 +42,8 @@ class Admission:
         oldest.abort()
         return True
 
-    def on_handshake(self, connection: Connection) -> None:
-        """Note that the connection is in use."""
+    def on_proven(self, connection: Connection) -> None:
+        """Note that the connection is in use: after its handshake, and after the secret if there is one."""
         self._idle.pop(connection.number, None)
 
     def on_closing(self, connection: Connection, now_ms: int) -> None:
@@ -61,3 +67,18 @@ class Admission:
                 break
             found.append(connection)
         return found
+
+    def log_end(self, connection: Connection, reason: str, now_ms: int) -> None:
+        """Log why a connection is closed, unless its host has caused too many such lines."""
+        if (more := self._failures.note(connection.host, reason, now_ms / 1_000)) is not None:
+            log.warning("closing the connection from %s: %s%s", connection.host, reason, more)
+
+
+def greediest(connections: Mapping[int, Connection], max_bytes: int) -> Iterator[tuple[int, Connection]]:
+    """Yield those that hold the most bytes, with their size, until the others together hold at most `max_bytes`."""
+    held = sorted((connection.held_bytes, number) for number, connection in connections.items())
+    excess = sum(size for size, _ in held) - max_bytes
+    while excess > 0:
+        size, number = held.pop()
+        excess -= size
+        yield size, connections[number]

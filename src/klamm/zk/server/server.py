@@ -12,6 +12,7 @@ Requests of a connection are answered in order, and a watch event comes before a
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
 from functools import partial
@@ -26,12 +27,12 @@ from klamm.zk.model.jute import OpCode
 from klamm.zk.model.limits import MAX_SESSIONS
 from klamm.zk.model.ops import AuthFailed, Code, ThrottledOp, ZkError
 from klamm.zk.model.tree import ZnodeTree
-from klamm.zk.server.admission import Admission
+from klamm.zk.server.admission import IDLE_TIMEOUT_MS, Admission, greediest
 from klamm.zk.server.committer import Committer
 from klamm.zk.server.database import LoggedTree
 from klamm.zk.server.four_letters import four_letter_words
 from klamm.zk.server.request_processor import WRITES, execute_read
-from klamm.zk.server.server_connection import Connection
+from klamm.zk.server.server_connection import Connection, NewSession
 from klamm.zk.server.shared_secret import ALWAYS_ADMITTED, OPEN_GATE, Gate
 from klamm.zk.server.snapshot_process import Compaction
 from klamm.zk.server.txnlog import DataDir, sync_dir
@@ -127,8 +128,9 @@ class EmbeddedZooKeeper:
         try:
             self._begin_sessions()
             await self._begin_guard()
+            limit_s = None if self._tls is None else IDLE_TIMEOUT_MS / 1_000
             self._server = await self._loop.create_server(
-                self._accept, self.host, self.port, backlog=512, ssl=self._tls
+                self._accept, self.host, self.port, backlog=512, ssl=self._tls, ssl_handshake_timeout=limit_s
             )
         except BaseException:
             await self._committer.close()
@@ -165,7 +167,7 @@ class EmbeddedZooKeeper:
         if (owner := self._gate.identity) is None:
             return
         self._guard = ZnodeGuard(self.tree, self._logged, owner, is_on=self._guards_znodes)
-        self._guard.start(lambda: self._new_session(self._min_timeout_ms)[0], self._clock.now_ms())
+        self._guard.start(lambda: self._create_session(self._new_session(self._min_timeout_ms)), self._clock.now_ms())
         await self._committer.settle()
         if self.failure is not None:
             raise self.failure
@@ -238,31 +240,31 @@ class EmbeddedZooKeeper:
         self._admission.on_closing(connection, self._monotonic_ms())
 
     def on_disconnected(self, connection: Connection) -> None:
-        """Watches end with the connection. The session does not, unless its client never proved itself."""
+        """Watches end with the connection. The session does not."""
         self.connections.pop(connection.number, None)
         self._admission.remove(connection)
         self.tree.remove_watcher(connection.number)
         if connection.session_id is not None and self._by_session.get(connection.session_id) is connection:
             del self._by_session[connection.session_id]
-        if connection.has_new_session and not self._has_ended and not self._gate.admits(connection.auth):
-            self._close_session(connection.session_id or 0)
 
     def on_frame(self, connection: Connection, frame: bytes) -> None:
         self.received += 1
         try:
             if connection.session_id is None:
-                self._admission.on_handshake(connection)
+                if self._gate.admits(connection.auth):
+                    self._admission.on_proven(connection)
                 self._connect(connection, jute.read_connect(frame))
                 return
             xid, opcode, body = jute.read_header(frame)
         except ZkError as error:
-            log.warning("closing the connection from %s: %s", connection.host, error)
+            self._admission.log_end(connection, str(error), self._monotonic_ms())
             connection.close()
             return
-        if not self.tree.touch_session(connection.session_id, self._monotonic_ms()):
+        session_id = connection.session_id
+        if connection.new_session is None and not self.tree.touch_session(session_id, self._monotonic_ms()):
             self._committer.when_safe(connection.close)
             return
-        self._execute(connection, connection.session_id, xid, opcode, body)
+        self._execute(connection, session_id, xid, opcode, body)
 
     def on_bytes(self, size: int) -> None:
         """Count received and unsent bytes, and check from time to time how much the connections hold."""
@@ -270,13 +272,8 @@ class EmbeddedZooKeeper:
         if self._moved_bytes < _HELD_CHECK_BYTES:
             return
         self._moved_bytes = 0
-        held = sorted((c.held_bytes, c.number) for c in self.connections.values())
-        excess = sum(size for size, _ in held) - MAX_HELD_BYTES
-        while excess > 0:
-            size, number = held.pop()
-            excess -= size
-            greedy = self.connections[number]
-            log.warning("closing the connection from %s: it holds %d bytes of requests and answers", greedy.host, size)
+        for size, greedy in greediest(self.connections, MAX_HELD_BYTES):
+            self._admission.log_end(greedy, f"it holds {size} bytes of requests and answers", self._monotonic_ms())
             greedy.abort()
 
     def _send(self, connection: Connection, frame: bytes) -> None:
@@ -303,18 +300,16 @@ class EmbeddedZooKeeper:
 
     def _connect(self, connection: Connection, request: jute.ConnectRequest) -> None:
         if request.last_zxid_seen > self.tree.last_zxid:
-            log.warning(
-                "refusing %s: its last zxid %#x is ahead of ours, %#x",
-                connection.host,
-                request.last_zxid_seen,
-                self.tree.last_zxid,
+            raise ZkError(
+                message=f"its last zxid {request.last_zxid_seen:#x} is ahead of ours, {self.tree.last_zxid:#x}"
             )
-            connection.close()
-            return
         timeout_ms = min(max(request.timeout_ms, self._min_timeout_ms), self._max_timeout_ms)
         if request.session_id == 0:
-            session_id, password = self._new_session(timeout_ms)
-            connection.has_new_session = True
+            session_id, _, password = new = self._new_session(timeout_ms)
+            if self._gate.admits(connection.auth):
+                self._create_session(new)
+            else:  # Strangers must not use up the sessions, nor write to the log.
+                connection.new_session = new
         else:
             session_id, password = request.session_id, request.password
             if not self._resume_session(session_id, password, timeout_ms):
@@ -326,17 +321,19 @@ class EmbeddedZooKeeper:
         self._by_session[session_id] = connection
         self._send(connection, jute.connect_response(timeout_ms, session_id, password))
 
-    def _new_session(self, timeout_ms: int) -> tuple[int, bytes]:
+    def _new_session(self, timeout_ms: int) -> NewSession:
+        self._next_session_id += 1
+        return NewSession(self._next_session_id - 1, timeout_ms, os.urandom(16))
+
+    def _create_session(self, new: NewSession) -> int:
         if len(self.tree.sessions) >= MAX_SESSIONS:
             raise ThrottledOp(message=f"there are {MAX_SESSIONS} sessions already")
-        session_id, password = self._next_session_id, os.urandom(16)
-        self._next_session_id += 1
-        self._logged.create_session(session_id, timeout_ms, self._monotonic_ms(), password)
-        return session_id, password
+        self._logged.create_session(new.id, new.timeout_ms, self._monotonic_ms(), new.password)
+        return new.id
 
     def _resume_session(self, session_id: int, password: bytes, timeout_ms: int) -> bool:
         session = self.tree.sessions.get(session_id)
-        if session is None or session.password != password:
+        if session is None or not hmac.compare_digest(session.password, password):
             return False
         self.tree.touch_session(session_id, self._monotonic_ms(), timeout_ms)
         old = self._by_session.pop(session_id, None)
@@ -358,7 +355,7 @@ class EmbeddedZooKeeper:
                 session.deadline_ms += late_ms
         self._expire_sessions(now_ms)
         for connection in self._admission.overdue(now_ms):
-            log.info("closing the connection from %s: it sent no handshake, or does not read", connection.host)
+            self._admission.log_end(connection, "it did not present itself in time, or does not read", now_ms)
             connection.abort()
         if self._has_ended:
             return
@@ -403,7 +400,8 @@ class EmbeddedZooKeeper:
                 if self._guard is not None and self._guard.unfinished:
                     self._guard.finish(session_id, now_ms)
             elif opcode == OpCode.CLOSE_SESSION:
-                self._close_session(session_id)
+                if connection.new_session is None:
+                    self._close_session(session_id)
                 self._by_session.pop(session_id, None)
             elif opcode == OpCode.AUTH:
                 self._authenticate(connection, *jute.read_auth(body))
@@ -440,8 +438,13 @@ class EmbeddedZooKeeper:
         if scheme == "ip":
             return
         try:
-            connection.auth = self._gate.identify(connection.auth, scheme, credential)
+            auth = self._gate.identify(connection.auth, scheme, credential)
         except AuthFailed:
-            log.warning("refusing the credentials of a client at %s", connection.host)
+            self._admission.log_end(connection, "its credentials are refused", self._monotonic_ms())
             raise
-        self.tree.identify_watcher(connection.number, connection.auth)
+        if connection.new_session is not None:
+            self._create_session(connection.new_session)
+            connection.new_session = None
+        connection.auth = auth
+        self._admission.on_proven(connection)
+        self.tree.identify_watcher(connection.number, auth)

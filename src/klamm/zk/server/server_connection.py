@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
-from klamm.zk.model.limits import MAX_CONNECT_BYTES
+from klamm.zk.model.limits import MAX_CONNECT_BYTES, MAX_CREDENTIAL_BYTES
 from klamm.zk.model.ops import Id
 
 _LENGTH: Final = struct.Struct(">i")
@@ -20,6 +20,14 @@ SECONDS_PER_TURN: Final = 0.005
 """Requests that are executed before other connections have their turn."""
 FLUSH_BYTES: Final = 64 << 10
 """Replies of this size are passed to the socket at once, so that a client that does not read is noticed."""
+
+
+class NewSession(NamedTuple):
+    """A session that the server creates when its client has proved itself."""
+
+    id: int
+    timeout_ms: int
+    password: bytes
 
 
 class FrameHandler(Protocol):
@@ -47,8 +55,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: FrameHandler, number: int) -> None:
         self.number = number
         self.session_id: int | None = None
-        self.has_new_session = False
-        """Whether this connection created its session; it may also have resumed one."""
+        self.new_session: NewSession | None = None
+        """The session of a client that has not proved itself: it has a number, but does not exist yet."""
         self.auth: Sequence[Id] = ()
         self.host = ""
         self._server = server
@@ -153,7 +161,9 @@ class Connection(asyncio.Protocol):
     @property
     def _max_frame_bytes(self) -> int:
         limit = self._server.max_frame_bytes
-        return min(limit, MAX_CONNECT_BYTES) if self.session_id is None else limit
+        if self.session_id is None:
+            return min(limit, MAX_CONNECT_BYTES)
+        return limit if self.new_session is None else min(limit, MAX_CONNECT_BYTES + MAX_CREDENTIAL_BYTES)
 
     @property
     def _is_held(self) -> bool:
