@@ -15,6 +15,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "clock",
             "state_directory",
             "allocator",
+            "sockets",
             "config",
             "metrics",
             "control_log",

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from klamm.clock import SystemClock
 from klamm.metrics import BrokerTopicStats, GaugeTable, MetricsRegistry, MetricsServer, SampleTable
 from klamm.metrics.exposition import HISTOGRAMS, PIECE
-from klamm.metrics.http import REQUEST_TIMEOUT_S, _HttpConnection
+from klamm.metrics.http import REQUEST_TIMEOUT_S, HttpConnection
 from klamm.metrics.instruments import WINDOW, Histogram
 from klamm.security.certificates.certificate_store import CertificateStore
 
@@ -352,6 +352,10 @@ def test_a_table_of_gauges_follows_its_mapping_and_comes_in_pieces() -> None:
     assert not registry.exposition() and registry.size == 0, "without entries there is no name either"
 
 
+def unbound(registry: MetricsRegistry) -> MetricsServer:
+    return MetricsServer(registry, "127.0.0.1", 0)
+
+
 class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +381,7 @@ def test_a_large_scrape_is_written_in_pieces_as_fast_as_it_is_read() -> None:
         for number in range(20 * PIECE):
             registry.gauge("kafka.cluster", "Partition", "ReplicasCount", lambda: 3, {"topic": str(number)})
         transport = RecordingTransport()
-        connection = _HttpConnection(asyncio.get_running_loop(), registry, set())
+        connection = HttpConnection(asyncio.get_running_loop(), unbound(registry))
         connection.connection_made(transport)
         connection.data_received(b"GET /metrics HTTP/1.1\r\n\r\n")
         while len(transport.written) < 5:
@@ -401,7 +405,7 @@ def test_a_large_scrape_is_written_in_pieces_as_fast_as_it_is_read() -> None:
 def test_a_piece_is_freed_when_it_is_written() -> None:
     async def scenario() -> None:
         transport = RecordingTransport()
-        connection = _HttpConnection(asyncio.get_running_loop(), MetricsRegistry(ManualClock()), set())
+        connection = HttpConnection(asyncio.get_running_loop(), unbound(MetricsRegistry(ManualClock())))
         connection.connection_made(transport)
         pieces = [b"%d" % number for number in range(9)]
         sending = asyncio.ensure_future(connection._send(pieces, with_body=True))
@@ -433,7 +437,7 @@ def test_only_the_time_of_the_client_is_limited(is_read: bool) -> None:
         for number in range(5 * PIECE):
             registry.gauge("kafka.cluster", "Partition", "ReplicasCount", lambda: 3, {"topic": str(number)})
         transport = RecordingTransport()
-        connection = _HttpConnection(loop, registry, set())
+        connection = HttpConnection(loop, unbound(registry))
         connection.connection_made(transport)
         connection.data_received(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert connection._answer is not None

@@ -7,32 +7,53 @@ import base64
 import hmac
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import parse_qs
 
 from klamm.errors import ConfigError
 from klamm.metrics.exposition import CONTENT_TYPE
+from klamm.metrics.http_places import MAX_CONNECTIONS, Places
 from klamm.metrics.registry import MetricsRegistry
+from klamm.sockets.accept_loop import AcceptLoop
+from klamm.sockets.listening import bind_sockets
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 10.0
-"""Limit for the arrival of the request, and for the client to read the answer."""
+"""Limit for the TLS handshake and the arrival of the request together, and for the client to read the answer."""
+_BACKLOG: Final = 64
 
 _CHALLENGE: Final = 'WWW-Authenticate: Basic realm="klamm"\r\n'
 
 _log = logging.getLogger(__name__)
 Traces = Callable[[], Iterable[bytes]]
 """Returns JSON objects, one per line, in pieces that take at most a few milliseconds each."""
+Opened = tuple[asyncio.Transport, asyncio.BaseProtocol]
+
+
+class Logins(Protocol):
+    """How failed logins are delayed, counted and logged. Other layers have the rules."""
+
+    @property
+    def failure_delay_s(self) -> float: ...
+
+    def turn_wait_s(self, address: str) -> float:
+        """Return how long a login of this address waits before its password is checked."""
+
+    def on_failure(self, address: str) -> None: ...
+
+    def on_refused(self, address: str, reason: str) -> None: ...
 
 
 class MetricsServer:
     """Serves a registry on the loop it was started on. A scrape yields to other work after every metric name.
 
-    `login` is the `user:password` that a request must have (RFC 7617).
+    `login` is the `user:password` that a request must have (RFC 7617). `logins` decides what a wrong one costs.
     """
 
     def __init__(
@@ -43,18 +64,22 @@ class MetricsServer:
         *,
         tls: SSLContext | None = None,
         login: str | None = None,
+        logins: Logins | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.not_ready: str | None = "The broker is starting."
         """Why the broker does not serve clients; None if it does. `/readyz` reports it."""
         self.traces: Traces | None = None
         """The last traced requests; None if they are not served here."""
-        self._registry = registry
+        self.registry = registry
+        self.credential = None if login is None else base64.b64encode(login.encode())
+        self.logins = logins
+        self.places = Places(max_connections)
         self._tls = tls
-        self._credential = None if login is None else base64.b64encode(login.encode())
         self._host = host
         self._port = port
-        self._server: asyncio.Server | None = None
-        self._connections: set[_HttpConnection] = set()
+        self._accepting: AcceptLoop | None = None
+        self._opening: dict[asyncio.Task[Opened], None] = {}
 
     @property
     def port(self) -> int:
@@ -64,69 +89,84 @@ class MetricsServer:
     async def start(self) -> None:
         """Start to listen. Raises ConfigError if the address cannot be bound."""
         loop = asyncio.get_running_loop()
+        accepting = self._accepting = AcceptLoop(loop, self._open)
         try:
-            self._server = await loop.create_server(
-                lambda: _HttpConnection(
-                    loop,
-                    self._registry,
-                    self._connections,
-                    self._credential,
-                    lambda: self.not_ready,
-                    lambda: self.traces,
-                ),
-                self._host,
-                self._port,
-                ssl=self._tls,
-            )
+            for sock in await bind_sockets(loop, self._host, self._port, {}):
+                self._port = sock.getsockname()[1]
+                accepting.listen(sock, _BACKLOG)
         except OSError as error:
             where = f"{self._host}:{self._port}"
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
             raise ConfigError(
                 f"the metrics endpoint cannot be bound to {where}: {reason}; see klamm.metrics.port"
             ) from error
-        self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
+        if self._accepting is not None:
+            self._accepting.close()
+            self._accepting = None
+        opening = list(self._opening)
+        for connection in self.places.connections:
             connection.abort()
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
+        await asyncio.gather(*opening, return_exceptions=True)
+
+    def _open(self, sock: socket.socket) -> None:
+        """Give an accepted socket a connection, if there is a place."""
+        try:
+            address = str(sock.getpeername()[0])
+        except OSError:  # The client has left.
+            sock.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection = HttpConnection(loop, self, address)
+        if not self.places.take(connection):
+            connection.end()
+            sock.close()
+            if self.logins is not None:
+                self.logins.on_refused(address, "too many requests are being answered")
+            return
+        connecting = loop.connect_accepted_socket(lambda: connection, sock, ssl=self._tls)
+        opening = connection.opening = loop.create_task(connecting, name="metrics-accept")
+        self._opening[opening] = None
+        opening.add_done_callback(partial(self._on_opened, connection, sock))
+
+    def _on_opened(self, connection: HttpConnection, sock: socket.socket, opening: asyncio.Task[Opened]) -> None:
+        """Close a connection without a transport: its TLS handshake failed, or took too long."""
+        del self._opening[opening]
+        error = None if opening.cancelled() else opening.exception()
+        if opening.cancelled() or error is not None:
+            connection.end()
+            sock.close()
+        if error is not None and not isinstance(error, OSError):
+            _log.error("The metrics endpoint cannot open a connection", exc_info=error)
 
 
-class _HttpConnection(asyncio.Protocol):
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        registry: MetricsRegistry,
-        connections: set[_HttpConnection],
-        credential: bytes | None = None,
-        not_ready: Callable[[], str | None] = lambda: None,
-        traces: Callable[[], Traces | None] = lambda: None,
-    ) -> None:
+class HttpConnection(asyncio.Protocol):
+    """One request and its answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: MetricsServer, address: str = "") -> None:
+        self.address = address
+        self.is_admitted = False
+        self.opening: asyncio.Task[Opened] | None = None
         self._loop = loop
-        self._credential = credential
-        self._registry = registry
-        self._connections = connections
-        self._not_ready = not_ready
-        self._traces = traces
+        self._server = server
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._answer: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._restart_timer()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._connections.add(self)
-        self._restart_timer()
+
+    def end(self) -> None:
+        self._server.places.leave(self)
+        self._stop_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
-        self._stop_timer()
+        self.end()
         if self._answer is not None:
             self._answer.cancel()
 
@@ -159,13 +199,15 @@ class _HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
 
     async def _serve(self, head: bytes) -> None:
         method, _, rest = head.split(b"\r\n", 1)[0].partition(b" ")
         path, _, query = rest.split(b" ", 1)[0].partition(b"?")
         if path in (b"/healthz", b"/readyz") and method in (b"GET", b"HEAD"):
             self._answer_probe(path)
-        elif not self._is_allowed(head):
+        elif not await self._is_allowed(head):
             self._respond("401 Unauthorized", "A user and a password are required.\n", _CHALLENGE)
         elif path not in (b"/metrics", b"/traces", b"/healthz", b"/readyz"):
             self._respond("404 Not Found", "See /metrics, /traces, /healthz and /readyz.\n")
@@ -178,24 +220,31 @@ class _HttpConnection(asyncio.Protocol):
 
     def _answer_probe(self, path: bytes) -> None:
         """Supervisors send no password; the answer reveals only the state."""
-        reason = self._not_ready() if path == b"/readyz" else None
+        reason = self._server.not_ready if path == b"/readyz" else None
         self._respond("503 Service Unavailable" if reason else "200 OK", f"{reason or 'ok'}\n")
 
-    def _is_allowed(self, head: bytes) -> bool:
-        if self._credential is None:
-            return True
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            scheme, _, credential = value.strip().partition(b" ")
-            if name.strip().lower() == b"authorization" and scheme.lower() == b"basic":
-                return hmac.compare_digest(credential.strip(), self._credential)
-        return False
+    async def _is_allowed(self, head: bytes) -> bool:
+        """Check the password. A wrong one costs time, and other attempts of its address wait for their turn."""
+        expected, logins = self._server.credential, self._server.logins
+        given = None if expected is None else _credential_of(head)
+        if expected is not None and given is None:
+            return False
+        if expected is not None and given is not None:
+            if logins is not None and (wait_s := logins.turn_wait_s(self.address)) > 0:
+                await asyncio.sleep(wait_s)
+            if not hmac.compare_digest(given, expected):
+                if logins is not None:
+                    logins.on_failure(self.address)
+                    await asyncio.sleep(logins.failure_delay_s)
+                return False
+        self.is_admitted = True
+        return True
 
     async def _scrape(self, names: frozenset[str] | None, *, with_body: bool) -> None:
         self._stop_timer()  # a busy broker with very many partitions takes long
         pieces = []
         try:
-            for text in self._registry.families(names):
+            for text in self._server.registry.families(names):
                 pieces.append(text.encode())
                 await asyncio.sleep(0)
         except Exception:
@@ -205,7 +254,7 @@ class _HttpConnection(asyncio.Protocol):
         await self._send(pieces, with_body=with_body)
 
     async def _list_traces(self, *, with_body: bool) -> None:
-        traces = self._traces()
+        traces = self._server.traces
         if traces is None:
             self._respond("403 Forbidden", "This broker has an authorizer: read the topic __klamm_request_log.\n")
             return
@@ -256,6 +305,16 @@ class _HttpConnection(asyncio.Protocol):
     def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _credential_of(head: bytes) -> bytes | None:
+    """Return the user and the password of a request, as base64; None if it has none."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        scheme, _, credential = value.strip().partition(b" ")
+        if name.strip().lower() == b"authorization" and scheme.lower() == b"basic":
+            return credential.strip()
+    return None
 
 
 def _chosen(query: bytes) -> frozenset[str] | None:

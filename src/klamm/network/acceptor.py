@@ -14,13 +14,13 @@ from typing import Any, Final
 from klamm.errors import ConfigError
 from klamm.metrics import MetricsRegistry
 from klamm.model import EndPoint
-from klamm.network.accept_loop import AcceptLoop
 from klamm.network.connection import Connection
 from klamm.network.connection_quotas import Admission, ConnectionQuotas
-from klamm.network.listening import OwnNetwork, bind_sockets
 from klamm.network.muting import CLOSING
 from klamm.network.processor import Processor
 from klamm.network.tls_handshakes import TlsHandshakes
+from klamm.sockets.accept_loop import AcceptLoop
+from klamm.sockets.listening import OwnNetwork, bind_sockets
 
 OS_DEFAULT: Final = -1
 """The socket buffer size that leaves the choice to the system."""

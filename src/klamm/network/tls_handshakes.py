@@ -13,11 +13,11 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from klamm.network.accept_loop import AcceptLoop
 from klamm.network.connection import Connection
 from klamm.network.connection_environment import ConnectionEnvironment
 from klamm.network.muting import AUTHENTICATION
 from klamm.security.tls.handshake_errors import explained, hide_handshake_errors, is_failed_authentication
+from klamm.sockets.accept_loop import AcceptLoop
 
 SHUTDOWN_S: Final = 5.0
 """How long a closing connection waits until its peer closes TLS too."""

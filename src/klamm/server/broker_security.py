@@ -67,15 +67,15 @@ class BrokerSecurity:
         self._tls: Mapping[str, TlsSettings] = {}
         self._metrics: tuple[SSLContext, KeyPair | None] | None = None
         """The TLS of new connections to the metrics endpoint, and its key pair."""
-        budget, failures, peer = FailureBudget(), FailureLog(), _peer_settings(cluster_id, secret)
+        self.budget, self.failures, peer = FailureBudget(), FailureLog(), _peer_settings(cluster_id, secret)
         self.listeners = {
             endpoint.listener: ListenerSecurity(
                 endpoint.security_protocol,
                 timeout_s=config.klamm_authentication_timeout_ms / 1000,
                 failure_delay_s=config.connection_failed_authentication_delay_ms / 1000,
                 peer=peer,
-                budget=budget,
-                failures=failures,
+                budget=self.budget,
+                failures=self.failures,
             )
             for endpoint in config.endpoints
         }

@@ -6,6 +6,7 @@ import logging
 import resource
 from typing import Final
 
+from klamm.metrics.http_places import MAX_CONNECTIONS
 from klamm.network.connection_quotas import BROKER_RESERVE, NO_LIMIT, DescriptorRoom
 
 _MAX_LIMIT: Final = 1 << 20
@@ -13,6 +14,7 @@ _MIN_SEGMENTS: Final = 16
 _MAX_SEGMENTS: Final = 50_000
 _MIN_CONNECTIONS: Final = 16
 _MIN_OWN: Final = 24
+_MIN_METRICS: Final = 8
 _MAX_OWN: Final = 128
 """Files of the process that are neither open segments nor accepted connections: libraries, ZooKeeper, connections to
 other brokers, checkpoints."""
@@ -46,9 +48,17 @@ def connections(limit: int | None = None) -> DescriptorRoom:
     soft = _current() if limit is None else limit
     if soft == resource.RLIM_INFINITY:
         return DescriptorRoom(NO_LIMIT)
-    own = min(max(soft // 8, _MIN_OWN), _MAX_OWN)
+    own = min(max(soft // 8, _MIN_OWN), _MAX_OWN) + metrics_connections(soft)
     for_brokers = min(soft // 8, BROKER_RESERVE)
     return DescriptorRoom(max(soft - open_segments(soft) - own - for_brokers, _MIN_CONNECTIONS), for_brokers)
+
+
+def metrics_connections(limit: int | None = None) -> int:
+    """Return how many connections the metrics endpoint may have: they do not use up the share of others."""
+    soft = _current() if limit is None else limit
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(_MIN_METRICS, min(soft // 16, MAX_CONNECTIONS))
 
 
 def _current() -> int:

@@ -44,6 +44,7 @@ from klamm.server.environment import Environment, OnFailure
 from klamm.server.feature_follower import FeatureFollower
 from klamm.server.inter_broker_clients import InterBrokerClients
 from klamm.server.loss_notes import LossNotes
+from klamm.server.metrics_logins import MetricsLogins
 from klamm.server.missed_deletions import MissedDeletions
 from klamm.server.peer_secret import peer_secret
 from klamm.server.preloading import preload
@@ -231,7 +232,10 @@ class Starting:
         config = broker.config
         host, port = config.klamm_metrics_host, config.klamm_metrics_port
         tls = security.metrics_context() if config.klamm_metrics_ssl_enable and port >= 0 else None
-        server = MetricsServer(broker.metrics, host, port, tls=tls, login=config.klamm_metrics_basic_auth)
+        delay_s = config.connection_failed_authentication_delay_ms / 1000
+        logins = MetricsLogins(security.budget, security.failures, delay_s, broker.clock.monotonic)
+        login, room = config.klamm_metrics_basic_auth, file_limit.metrics_connections()
+        server = MetricsServer(broker.metrics, host, port, tls=tls, login=login, logins=logins, max_connections=room)
         if port >= 0:
             self.ending.add(server.stop)
             await server.start()

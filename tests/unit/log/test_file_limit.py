@@ -236,7 +236,7 @@ def test_records_of_another_leader_end_the_wait() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "connections", "for_brokers"),
-    [(64, 16, 8), (125, 24, 15), (1024, 320, 64), (1 << 20, (1 << 20) - 50_000 - 128 - 64, 64)],
+    [(64, 16, 8), (200, 38, 25), (1024, 256, 64), (1 << 20, (1 << 20) - 50_000 - 128 - 64 - 64, 64)],
 )
 def test_connections_leave_files_for_logs_brokers_and_the_broker_itself(
     limit: int, connections: int, for_brokers: int

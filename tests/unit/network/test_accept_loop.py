@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from klamm.network import accept_loop as accept_loop_module
-from klamm.network.accept_loop import ACCEPTED_AT_ONCE, OPENED_AT_ONCE, AcceptLoop
+from klamm.sockets import accept_loop as accept_loop_module
+from klamm.sockets.accept_loop import ACCEPTED_AT_ONCE, OPENED_AT_ONCE, AcceptLoop
 from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, settled, until
 
 Run = Callable[[Any], None]

@@ -1,0 +1,1 @@
+"""Listening sockets, and how their connections are accepted."""
