@@ -55,8 +55,9 @@ class ZooKeeperKeys:
         "zookeeper.set.acl",
         False,
         "Whether new znodes are protected by access control lists: only their creator may change them, and users' and "
-        "brokers' settings are readable by their creator only. The embedded server applies this to all of its znodes. "
-        "Requires an identity: a SASL login, a digest or a TLS certificate.",
+        "brokers' settings are readable by their creator only. A start also closes older znodes with such settings. "
+        "The embedded server applies this to all of its znodes. Requires an identity: a SASL login, a digest or a TLS "
+        "certificate.",
         importance=HIGH,
     )
     klamm_zookeeper_digest = optional_password(

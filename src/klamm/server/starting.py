@@ -46,6 +46,7 @@ from klamm.server.inter_broker_clients import InterBrokerClients
 from klamm.server.loss_notes import LossNotes
 from klamm.server.metrics_logins import MetricsLogins
 from klamm.server.missed_deletions import MissedDeletions
+from klamm.server.open_znodes import OpenZnodes
 from klamm.server.peer_secret import peer_secret
 from klamm.server.preloading import preload
 from klamm.server.request_log import RequestLogWriter
@@ -53,7 +54,7 @@ from klamm.server.running import Running
 from klamm.server.sasl_mechanisms import refresh_keys
 from klamm.server.stray_replicas import StrayReplicas
 from klamm.zk.client.loop_pulse import LoopPulse
-from klamm.zk.client.zk_session import SessionState
+from klamm.zk.client.zk_session import SessionState, ZkSession
 from klamm.zk.model import paths
 
 _MANY_CONNECTIONS = 10_000
@@ -84,7 +85,7 @@ class Starting:
         ending.add(coordination.stop)
         preloading = preload(self._config)
         zk = await coordination.start()
-        await zk.ensure_paths(paths.PERSISTENT_PATHS)
+        await self._prepare_znodes(zk)
         cluster_id = await identity.cluster_id(zk, self._environment.new_uuid)
         log_dirs = [str(path) for path in self._config.log_directories]
         files = self._environment.files or OsFiles()
@@ -166,6 +167,11 @@ class Starting:
         await self._coordination.end_session()
 
     # --- steps ---------------------------------------------------------------------------------------------------
+
+    async def _prepare_znodes(self, zk: ZkSession) -> None:
+        await zk.ensure_paths(paths.PERSISTENT_PATHS)
+        if self._config.zookeeper_set_acl:
+            await OpenZnodes(zk).close()
 
     def _trace_requests(self, broker: Broker, sockets: SocketServer, metrics: MetricsServer) -> None:
         """Follow the keys of request traces. With an authorizer, traces are read from their topic only."""

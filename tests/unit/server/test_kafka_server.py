@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 
 from klamm.broker import Broker
 from klamm.config import KafkaConfig
@@ -45,16 +46,18 @@ def zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeperThread]:
 
 
 def config(tmp_path: Path, zookeeper: EmbeddedZooKeeperThread, port: int = 0) -> KafkaConfig:
-    return KafkaConfig(
-        {
-            "broker.id": "1",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
-            "log.dirs": str(tmp_path / "logs"),
-            "zookeeper.connect": str(zookeeper.address),
-            "klamm.metrics.port": "0",
-            "controlled.shutdown.retry.backoff.ms": "10",
-        }
-    )
+    return KafkaConfig(settings(tmp_path, zookeeper, port))
+
+
+def settings(tmp_path: Path, zookeeper: EmbeddedZooKeeperThread, port: int = 0) -> dict[str, str]:
+    return {
+        "broker.id": "1",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "log.dirs": str(tmp_path / "logs"),
+        "zookeeper.connect": str(zookeeper.address),
+        "klamm.metrics.port": "0",
+        "controlled.shutdown.retry.backoff.ms": "10",
+    }
 
 
 async def start_and_stop(server: KafkaServer) -> Running:
@@ -97,6 +100,25 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, zookeeper: Emb
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+def test_a_start_with_access_rules_closes_the_secret_of_the_brokers(
+    tmp_path: Path, zookeeper: EmbeddedZooKeeperThread
+) -> None:
+    """It stayed readable by everybody in a cluster that had run without `zookeeper.set.acl`."""
+    asyncio.run(start_and_stop(KafkaServer(config(tmp_path, zookeeper))))
+    rules = {"klamm.zookeeper.digest": "klamm:secret", "zookeeper.set.acl": "true"}
+    asyncio.run(start_and_stop(KafkaServer(KafkaConfig({**settings(tmp_path, zookeeper), **rules}))))
+    stranger = KazooClient(str(zookeeper.address))
+    stranger.start(TIMEOUT_S)
+    try:
+        for path in (paths.PEER_SECRET, "/config/users", "/config/brokers"):
+            with pytest.raises(NoAuthError):
+                stranger.get(path)
+        assert stranger.exists("/config/topics")
+    finally:
+        stranger.stop()
+        stranger.close()
 
 
 def test_a_start_has_no_passes_of_the_collector_between_slices(

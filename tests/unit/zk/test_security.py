@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from klamm.security.certificates.certificate_store import CertificateStore
+from klamm.server.open_znodes import OpenZnodes, closed_acl, is_open
 from klamm.zk.client.blocking import BlockingSession
 from klamm.zk.client.client_connection import ConnectionState
 from klamm.zk.client.digest_md5 import DigestError, DigestMd5
@@ -22,7 +23,7 @@ from klamm.zk.client.user_config import alter_user_settings, user_settings, user
 from klamm.zk.client.zk_security import Login, ZkSecurity
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model.default_acls import READABLE_ACL, SENSITIVE_ACL, default_acl
-from klamm.zk.model.ops import OPEN_ACL, AuthFailed, ConnectionLoss, Create, MultiFailed, SetData
+from klamm.zk.model.ops import OPEN_ACL, Acl, AuthFailed, ConnectionLoss, Create, MultiFailed, Perms, SetData
 from klamm.zk.server.main import EmbeddedZooKeeperThread, main
 from klamm.zk.server.server import ServerOptions
 from klamm.zk.server.shared_secret import Gate
@@ -219,6 +220,56 @@ def test_sessions_without_the_secret_do_not_stay(gated: EmbeddedZooKeeperThread)
         asking.sendall(b"mntr")
         with asking.makefile("rb") as answer:
             assert b"zk_global_sessions\t0\n" in answer.read()
+
+
+@pytest.mark.parametrize(("kind", "chroot"), [("embedded", ""), ("embedded", "/older"), ("real", "/older")])
+def test_znodes_that_are_older_than_the_rules_are_closed(
+    real: RealZooKeeper, tmp_path: Path, kind: str, chroot: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The secret of the brokers, and credentials, of a cluster that ran without `zookeeper.set.acl`."""
+    embedded = served(tmp_path) if kind == "embedded" else None
+    address = real.address if embedded is None else embedded.address
+    secret, alice, topic = "/klamm/peer_secret", "/config/users/alice", "/config/topics/t"
+    shared = "/config/brokers/1"
+    everybody, mine = (31, "world", "anyone"), ZkSecurity(digest=KLAMM, set_acl=True)
+    other = Acl(Perms.ALL, "digest", "other:hash")
+
+    async def scenario() -> None:
+        zk = await ZkSession(address + chroot, 30_000).start()
+        await zk.ensure_paths([secret, f"{alice}/clients/c", topic, "/config/brokers"])
+        await zk.create(Create(shared, b"x", acl=(other, Acl(Perms.READ, "world", "anyone"))))
+        await zk.close()
+        zk = await ZkSession(address + chroot, 30_000, security=mine).start()
+        await OpenZnodes(zk).close()
+        first = caplog.text
+        caplog.clear()
+        await zk.set(SetData(alice, b"mine"))
+        await OpenZnodes(zk).close()
+        await zk.close()
+        assert "6 znodes with credentials or secrets were open to everybody" in first
+        assert f"replace the passwords and {secret}" in first
+        assert f"1 znodes with credentials or secrets stay open to everybody: {shared} (NO_AUTH {shared})" in first
+        assert "were open" not in caplog.text and "1 znodes with credentials" in caplog.text
+
+    try:
+        asyncio.run(scenario())
+        credential = f"{KLAMM.username}:{KLAMM.password}"
+        closed = [secret, "/config/users", alice, f"{alice}/clients", f"{alice}/clients/c", "/config/brokers"]
+        for path in closed:
+            (perms, scheme, _), *others = acl_of(address, chroot + path, credential)
+            assert (perms, scheme, others) == (31, "digest", [])
+        assert acl_of(address, chroot + topic) == {everybody}
+        with pytest.raises(MultiFailed, match="NO_AUTH"), BlockingSession(address + chroot, TIMEOUT_S) as session:
+            session.write([SetData(secret, b"stolen")])
+    finally:
+        if embedded is not None:
+            embedded.stop()
+
+
+def test_rules_for_others_stay() -> None:
+    other = Acl(Perms.READ, "sasl", "auditor")
+    assert closed_acl((other, *OPEN_ACL)) == (*SENSITIVE_ACL, other)
+    assert is_open(OPEN_ACL) and is_open(()) and not is_open((other,))
 
 
 RFC_CHALLENGE = b'realm="elwood.innosoft.com",nonce="OA6MG9tEQGm2hh",qop="auth",algorithm=md5-sess,charset=utf-8'

@@ -177,6 +177,39 @@ class MultiRead:
             offset += _STAT.size
 
 
+class ReadRules:
+    """Reads the access rules of a znode. Its reply is (rules, stat)."""
+
+    type = OpCode.GET_ACL
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def serialize(self) -> bytes:
+        return jute.string_bytes(self.path)
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> tuple[tuple[ops.Acl, ...], Stat]:
+        rules, offset = jute.read_rules(buffer, offset)
+        return rules, _stat(buffer, offset)
+
+
+class WriteRules:
+    """Sets the access rules of a znode. Its reply is the stat."""
+
+    type = OpCode.SET_ACL
+
+    def __init__(self, op: ops.SetAcl) -> None:
+        self.op = op
+
+    def serialize(self) -> bytes:
+        return jute.set_acl_bytes(self.op)
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> Stat:
+        return _stat(buffer, offset)
+
+
 class SetWatches:
     type = OpCode.SET_WATCHES
 

@@ -23,7 +23,17 @@ from klamm.zk.client.answers import about, read_result
 from klamm.zk.client.batches import levels_of, path_batches
 from klamm.zk.client.chroot import Chroot, split_hosts
 from klamm.zk.client.client_connection import Connect, ConnectionState, SessionCredentials
-from klamm.zk.client.client_requests import Multi, MultiRead, Read, Request, SetWatches, Sync, Write
+from klamm.zk.client.client_requests import (
+    Multi,
+    MultiRead,
+    Read,
+    ReadRules,
+    Request,
+    SetWatches,
+    Sync,
+    Write,
+    WriteRules,
+)
 from klamm.zk.client.loop_pulse import LoopPulse
 from klamm.zk.client.posting import Inbox, Reply, resolve, start_callback
 from klamm.zk.client.request_limit import check_size
@@ -304,6 +314,21 @@ class ZkSession:
         check_size([full])
         try:
             return await self._submit(Write(full))
+        except ZkError as error:
+            raise about(error, op.path) from None
+
+    async def access_rules(self, path: str) -> tuple[tuple[ops.Acl, ...], Stat]:
+        """Return the access rules of a znode with its stat. Raises NoNode, NoAuth or SessionExpired."""
+        request = ReadRules(self._chroot.full(path))
+        try:
+            rules, stat = await self._retry_read(lambda: self._submit(request))
+        except ZkError as error:
+            raise about(error, path) from None
+        return rules, stat
+
+    async def set_access_rules(self, op: ops.SetAcl) -> None:
+        try:
+            await self._submit(WriteRules(ops.SetAcl(self._chroot.full(op.path), op.acl, op.version)))
         except ZkError as error:
             raise about(error, op.path) from None
 

@@ -150,7 +150,7 @@ def read_strings(buf: bytes, pos: int) -> tuple[list[str], int]:
     return values, pos
 
 
-def _read_acl(buf: bytes, pos: int) -> tuple[tuple[Acl, ...], int]:
+def read_rules(buf: bytes, pos: int) -> tuple[tuple[Acl, ...], int]:
     if buf.startswith(_OPEN_ACL_BYTES, pos):
         return OPEN_ACL, pos + len(_OPEN_ACL_BYTES)
     count, pos = read_int(buf, pos)
@@ -204,7 +204,7 @@ def read_connect(frame: bytes) -> ConnectRequest:
 def read_create(buf: bytes, pos: int = 0) -> tuple[Create, int]:
     path, pos = read_string(buf, pos)
     data, pos = read_buffer(buf, pos)
-    acl, pos = _read_acl(buf, pos)
+    acl, pos = read_rules(buf, pos)
     flags, pos = read_int(buf, pos)
     if not 0 <= flags <= 3:
         raise Unimplemented(path, f"create mode {flags} of {path}: container and TTL znodes are not supported")
@@ -232,7 +232,7 @@ def read_check(buf: bytes, pos: int = 0) -> tuple[Check, int]:
 
 def read_set_acl(buf: bytes, pos: int = 0) -> tuple[SetAcl, int]:
     path, pos = read_string(buf, pos)
-    acl, pos = _read_acl(buf, pos)
+    acl, pos = read_rules(buf, pos)
     version, pos = read_int(buf, pos)
     return SetAcl(path, acl, version), pos
 
