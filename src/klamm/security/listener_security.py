@@ -53,7 +53,7 @@ class ListenerSecurity:
         self.failure_delay_s = failure_delay_s
         self.peer = peer
         """How brokers of this cluster prove their id, besides the listener's own mechanisms."""
-        self.budget = budget if budget is not None else FailureBudget()
+        self.budget = budget if budget is not None else FailureBudget(max_wait_s=timeout_s / 2)
         self.failures = failures if failures is not None else FailureLog()
         self.counts = AuthenticationCounts()
         self.context: ssl.SSLContext | None = None

@@ -67,11 +67,13 @@ class BrokerSecurity:
         self._tls: Mapping[str, TlsSettings] = {}
         self._metrics: tuple[SSLContext, KeyPair | None] | None = None
         """The TLS of new connections to the metrics endpoint, and its key pair."""
-        self.budget, self.failures, peer = FailureBudget(), FailureLog(), _peer_settings(cluster_id, secret)
+        timeout_s = config.klamm_authentication_timeout_ms / 1000
+        self.budget = FailureBudget(max_wait_s=timeout_s / 2)
+        self.failures, peer = FailureLog(), _peer_settings(cluster_id, secret)
         self.listeners = {
             endpoint.listener: ListenerSecurity(
                 endpoint.security_protocol,
-                timeout_s=config.klamm_authentication_timeout_ms / 1000,
+                timeout_s=timeout_s,
                 failure_delay_s=config.connection_failed_authentication_delay_ms / 1000,
                 peer=peer,
                 budget=self.budget,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from bisect import insort
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from klamm.model import SecurityProtocol
 from klamm.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from klamm.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from klamm.security.failure_budget import MAX_ADDRESSES, MAX_WAIT_S, FailureBudget
+from klamm.security.listener_security import ListenerSecurity
 from klamm.security.sasl.mechanisms import PLAIN
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.principal_mapping import PrincipalMapper
@@ -107,7 +109,7 @@ def test_a_connection_waits_as_long_as_an_authentication_may_take(run: Run, capl
 
     async def scenario() -> None:
         clock = ManualClock()
-        budget = FailureBudget(burst=1, per_second=0.01)
+        budget = FailureBudget(burst=1, per_second=0.1)
         async with SecuredServer(SecurityProtocol.SSL, clock=clock, budget=budget) as server:
             await fail(server, STRANGER)
             server.security.timeout_s = 0.01
@@ -152,7 +154,7 @@ def test_other_failures_of_a_handshake_take_nothing_from_the_budget(run: Run) ->
 def test_a_connection_without_a_login_takes_from_the_budget_unless_the_broker_let_it_wait(run: Run) -> None:
     async def scenario() -> None:
         clock = ManualClock()
-        budget = FailureBudget(burst=1, per_second=0.01)
+        budget = FailureBudget(burst=1, per_second=0.1)
         async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, clock=clock, budget=budget) as server:
             long_s, server.security.timeout_s = server.security.timeout_s, 0.01
             silent = await server.client()
@@ -197,7 +199,7 @@ def test_waiting_attempts_of_an_address_begin_one_after_the_other(run: Run, prot
     run(scenario())
 
 
-def test_every_attempt_has_its_turn_within_half_a_minute() -> None:
+def test_every_attempt_has_its_turn_within_half_the_time_of_an_authentication() -> None:
     budget = FailureBudget()
     for _ in range(1_000):
         budget.note_failure(ADDRESS, 50.0)
@@ -208,14 +210,45 @@ def test_every_attempt_has_its_turn_within_half_a_minute() -> None:
     assert budget.begin_at(ADDRESS, 120.0) == 120.0
 
 
-def test_turns_are_those_of_returning_tokens() -> None:
-    budget = FailureBudget(burst=2, per_second=1.0)
-    for _ in range(2):
+def test_turns_are_those_of_returning_tokens_until_half_of_them_are_back() -> None:
+    """Once, every attempt took a turn as long as another one waited: each new one waited for the one before, without
+    an end if more than five logins per second came, although nothing had failed for hours.
+    """
+    budget = FailureBudget(burst=4, per_second=1.0)
+    for _ in range(4):
         budget.note_failure(ADDRESS, 100.0)
     assert [budget.begin_at(ADDRESS, 100.0) for _ in range(3)] == [101.0, 102.0, 103.0]
-    assert budget.wait_s(ADDRESS, 102.0) == 0 and budget.begin_at(ADDRESS, 102.0) == 104.0, "others wait already"
-    assert budget.begin_at("another", 102.0) == 102.0
-    assert budget.begin_at(ADDRESS, 104.0) == 104.0
+    assert budget.wait_s(ADDRESS, 101.5) == 0 and budget.begin_at(ADDRESS, 101.5) == 104.0, "others wait already"
+    assert budget.begin_at("another", 101.5) == 101.5
+    assert [budget.begin_at(ADDRESS, 102.0) for _ in range(3)] == [102.0] * 3, "although others wait until 104.0"
+
+
+@pytest.mark.parametrize("failures_per_second", [0, 3])
+def test_logins_that_succeed_do_not_wait_for_each_other_after_a_burst_of_failures(failures_per_second: int) -> None:
+    """More of them come than there are turns, while a few clients keep trying an old password."""
+    budget = FailureBudget()
+    for _ in range(200):
+        budget.note_failure(ADDRESS, 100.0)
+    failing: deque[float] = deque()
+    waits: list[float] = []
+    for tenth in range(1_000, 1_600):
+        now = tenth / 10
+        while failing and failing[0] <= now:
+            budget.note_failure(ADDRESS, failing.popleft())
+        if tenth % 10 < failures_per_second:
+            insort(failing, budget.begin_at(ADDRESS, now))
+        waits.append(budget.begin_at(ADDRESS, now) - now)
+    assert waits[0] > 0 and max(waits) <= MAX_WAIT_S + 0.001
+    assert max(waits[300:]) == 0, "ten logins per second, half a minute after the burst"
+
+
+def test_the_last_turn_comes_before_the_time_of_its_authentication_ends() -> None:
+    security = ListenerSecurity(SecurityProtocol.SASL_PLAINTEXT, timeout_s=2.0)
+    for _ in range(1_000):
+        security.budget.note_failure(ADDRESS, 50.0)
+    turns = [security.budget.begin_at(ADDRESS, 50.0) for _ in range(1_000)]
+    assert max(turns) <= 50.0 + security.timeout_s / 2
+    assert max(turns) > 50.5, "they are spread"
 
 
 def test_the_memory_for_turns_is_bounded() -> None:

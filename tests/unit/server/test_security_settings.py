@@ -46,10 +46,10 @@ def secured(**settings: Any) -> BrokerSecurity:
 
 def test_times_of_authentications() -> None:
     usual = secured().listeners["SASL_PLAINTEXT"]
-    assert (usual.failure_delay_s, usual.timeout_s) == (0.1, 30)
+    assert (usual.failure_delay_s, usual.timeout_s, usual.budget.max_wait_s) == (0.1, 30, 15)
     own = {"connection.failed.authentication.delay.ms": 250, "klamm.authentication.timeout.ms": 4_000}
     for listener in secured(**own).listeners.values():
-        assert (listener.failure_delay_s, listener.timeout_s) == (0.25, 4)
+        assert (listener.failure_delay_s, listener.timeout_s, listener.budget.max_wait_s) == (0.25, 4, 2)
 
 
 @pytest.mark.parametrize("prefix", ["", "listener.name.sasl_plaintext.", "listener.name.sasl_plaintext.oauthbearer."])
