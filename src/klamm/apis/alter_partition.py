@@ -3,8 +3,9 @@
 v0-3: recovery state v1; topics by id v2; broker epochs beside the ISR's ids v3. A broker that is not the controller
 answers NOT_CONTROLLER (41). A request from before the leader's last registration is STALE_BROKER_EPOCH (77). If
 ZooKeeper does not answer within `controller.socket.timeout.ms`, the answer is REQUEST_TIMED_OUT (7). The leader
-retries. A partition whose state cannot be written is UNKNOWN_SERVER_ERROR (-1). Kafka's leaders repeat that at once, so
-the next request on the connection waits for 50 ms.
+retries. A partition whose state cannot be written, or whose leader knows another version of it, is UNKNOWN_SERVER_ERROR
+(-1), or NOT_CONTROLLER if that version is newer. Kafka's leaders repeat both at once, so the next request on the
+connection waits for 50 ms (decision 0050).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from klamm.waiting import after
 
 _PAUSE_MS: Final = 50
 """The pause of klamm's leaders, and of Kafka's after a refused request."""
+_REPEATED: Final = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NOT_CONTROLLER)
 
 
 def handle(
@@ -40,7 +42,7 @@ def handle(
     event = events.AlterPartition(req.broker_id, req.broker_epoch, items, ctx.api_version)
 
     def respond(results: AlterPartitionResults) -> AlterPartitionResponse:
-        if any(result.error is ErrorCode.UNKNOWN_SERVER_ERROR for result in results.partitions):
+        if any(result.error in _REPEATED for result in results.partitions):
             ctx.throttle(_PAUSE_MS)
         return _response(results)
 

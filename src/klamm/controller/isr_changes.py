@@ -8,6 +8,7 @@ from typing import Final
 from klamm.controller import former_members, reassignment, replica_state_machine, store
 from klamm.controller.broker_changes import on_replicas_become_offline, on_replicas_come_back
 from klamm.controller.context import ControllerContext
+from klamm.controller.context.partition_states import KnownVersion
 from klamm.controller.context.replica import PartitionReplica
 from klamm.controller.deletion import is_current
 from klamm.controller.effects import Note, Reply, Steps, report_leadership
@@ -37,16 +38,18 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
     results: dict[int, AlterPartitionResult] = {}
     wanted: dict[TopicPartition, tuple[int, LeaderAndIsr]] = {}
     seen: set[TopicPartition] = set()
-    estranged: list[TopicPartition] = []
+    stuck: dict[TopicPartition, AlterPartitionItem] = {}
     for index, item in enumerate(event.partitions):
         topic = item.topic or ctx.topics.names.get(item.topic_id, "")
         tp = TopicPartition(topic, item.partition)
         outcome = ErrorCode.INVALID_REQUEST if tp in seen else _judge(ctx, event, item, tp)
         seen.add(tp)
         if isinstance(outcome, ErrorCode) or outcome is None:
+            if outcome in _OTHER_VERSION and _is_stuck(ctx, event.broker_id, item, tp):
+                stuck[tp] = item
+            if outcome is ErrorCode.INVALID_UPDATE_VERSION:
+                outcome = ErrorCode.UNKNOWN_SERVER_ERROR  # A leader waits after the other error, and asks again here.
             results[index] = _result(ctx, item, tp, outcome or ErrorCode.NONE)
-            if outcome in _OTHER_VERSION and _is_estranged(ctx, event.broker_id, item, tp):
-                estranged.append(tp)
         else:
             wanted[tp] = (index, outcome)
     written, recreated = yield from _write(ctx, {tp: state for tp, (_, state) in wanted.items()})
@@ -57,7 +60,8 @@ def on_alter_partition(ctx: ControllerContext, event: AlterPartition) -> Steps[N
         yield from ControllerBrokerRequestBatch.build(ctx, update_metadata=written).send()
     yield Reply(AlterPartitionResults(partitions=tuple(results[i] for i in range(len(event.partitions)))))
     yield from reassignment.maybe_complete(ctx, written)
-    yield from _renew(ctx, estranged + recreated)
+    stuck.update({tp: event.partitions[wanted[tp][0]] for tp in recreated})
+    yield from _renew(ctx, event.broker_id, stuck)
 
 
 def _judge(
@@ -70,7 +74,7 @@ def _judge(
     if cached is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     current = cached.leader_and_isr
-    if item.partition_epoch > current.partition_epoch or item.leader_epoch > current.leader_epoch:
+    if (item.leader_epoch, item.partition_epoch) > (current.leader_epoch, current.partition_epoch):
         return ErrorCode.NOT_CONTROLLER
     if item.leader_epoch < current.leader_epoch or event.broker_id != current.leader:
         return ErrorCode.FENCED_LEADER_EPOCH
@@ -89,16 +93,16 @@ def _judge(
     return replace(current, isr=item.new_isr, leader_recovery_state=recovery)
 
 
-def _is_estranged(ctx: ControllerContext, leader: int, item: AlterPartitionItem, tp: TopicPartition) -> bool:
-    """Whether the state was written by somebody else, so that its leader knows another version of it.
+def _is_stuck(ctx: ControllerContext, broker_id: int, item: AlterPartitionItem, tp: TopicPartition) -> bool:
+    """Whether a leader asks again with a version of its state that is not the cached one.
 
-    A leader ignores the state of a leader epoch that it has, and its own changes are refused: only a new epoch helps.
+    Only this controller writes the states, and the leader receives each of them. So somebody else wrote, or restored an
+    older one. A leader ignores states of a leader epoch that it has, and of lower ones, and its own changes are
+    refused: only a new epoch helps. The first request may be one that was late in the network.
     """
-    state = ctx.states.leadership.get(tp)
-    if state is None or (state.controller_epoch == ctx.epoch and tp not in ctx.states.adopted):
+    if ctx.states.leadership[tp].leader_and_isr.leader != broker_id:
         return False
-    current = state.leader_and_isr
-    return (current.leader, current.leader_epoch) == (leader, item.leader_epoch)
+    return ctx.states.is_asked_again(tp, KnownVersion(broker_id, item.leader_epoch, item.partition_epoch))
 
 
 def _is_well_formed(item: AlterPartitionItem, leader: int) -> bool:
@@ -143,37 +147,49 @@ def _write(
     updated = yield from store.update_states(ctx, list(wanted), decide)
     yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in updated.changed.items()])
     recreated = [tp for tp, state in updated.unchanged.items() if is_same(wanted[tp], state.leader_and_isr)]
-    for tp in wanted.keys() - updated.changed.keys() - updated.refused.keys() - set(recreated):
-        if tp not in ctx.states.foreign:
-            ctx.states.foreign.add(tp)
-            yield Note(
-                f"{paths.partition_state_path(*tp)} was changed by somebody else: the ISR of {tp} cannot change until "
-                f"the znode holds leader {wanted[tp].leader} and leader epoch {wanted[tp].leader_epoch} again",
-                True,
-            )
-    ctx.states.foreign.difference_update(updated.changed)
+    foreign = wanted.keys() - updated.changed.keys() - updated.refused.keys() - set(recreated)
+    yield from _note_foreign(ctx, {tp: wanted[tp] for tp in foreign})
     for tp in updated.changed:
         ctx.suspects.on_leader_answered(tp)  # it knows its epoch, or it would not ask
     return list(updated.changed), recreated
 
 
-def _renew(ctx: ControllerContext, tps: list[TopicPartition]) -> Steps[None]:
-    """Give these leaders a new epoch: with it they adopt the version of their state."""
-    tps = [tp for tp in tps if not ctx.deletions.is_queued(tp.topic)]
-    if not tps:
+def _note_foreign(ctx: ControllerContext, expected: dict[TopicPartition, LeaderAndIsr]) -> Steps[None]:
+    """Log once that a znode holds another leadership, or is missing."""
+    for tp, state in expected.items():
+        if tp not in ctx.states.foreign:
+            ctx.states.foreign.add(tp)
+            yield Note(
+                f"{paths.partition_state_path(*tp)} was changed by somebody else: the ISR of {tp} cannot change until "
+                f"the znode holds leader {state.leader} and leader epoch {state.leader_epoch} again",
+                True,
+            )
+
+
+def _renew(ctx: ControllerContext, leader: int, items: dict[TopicPartition, AlterPartitionItem]) -> Steps[None]:
+    """Give this leader a new epoch of these partitions: with it, it adopts the version of their states.
+
+    Nobody knows whose ISR is right. The leader's may have a replica that the controller has removed, because it lost
+    records; the one in the znode may be forged. So a member must be in both; others join again when they have caught
+    up. If nothing can be written, the leader asks again.
+    """
+    items = {tp: item for tp, item in items.items() if not ctx.deletions.is_queued(tp.topic)}
+    if not items:
         return
+    known = {tp: ctx.states.leadership[tp].leader_and_isr for tp in items}
 
     def decide(tp: TopicPartition, state: LeaderAndIsr) -> LeaderAndIsr | None:
-        known = ctx.states.leadership[tp].leader_and_isr
-        if (state.leader, state.leader_epoch) != (known.leader, known.leader_epoch):
+        if (state.leader, state.leader_epoch) != (leader, known[tp].leader_epoch):
             return None
-        isr = known.isr if known.leader in known.isr else (known.leader, *known.isr)
-        return known.with_leader(known.leader, isr).with_partition_epoch(state.partition_epoch)
+        epoch = max(state.leader_epoch, items[tp].leader_epoch) + 1
+        isr = (leader, *(r for r in known[tp].isr if r != leader and r in items[tp].new_isr))
+        return replace(known[tp], leader_epoch=epoch, isr=isr, partition_epoch=state.partition_epoch)
 
-    updated = yield from store.update_states(ctx, tps, decide)
+    updated = yield from store.update_states(ctx, list(items), decide)
     yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in updated.changed.items()])
     for tp in updated.changed:
         yield Note(f"{paths.partition_state_path(*tp)} was changed by somebody else: {tp} has a new leader epoch")
+    yield from _note_foreign(ctx, {tp: known[tp] for tp in (*updated.unchanged, *updated.missing)})
     updates = [LeaderAndIsrUpdate(ctx.topics.assignment(tp).replicas, tp) for tp in updated.changed]
     yield from ControllerBrokerRequestBatch.build(ctx, leader_and_isr=updates).send()
 
@@ -204,7 +220,7 @@ def on_isr_change_notification(ctx: ControllerContext) -> Steps[None]:
         except ZnodeFormatError as error:
             yield Note(str(error), True)
     states = yield from store.read_states([tp for tp in tps if ctx.topics.has_assignment(tp)])
-    yield from report_leadership([ctx.states.adopt_leadership(tp, state) for tp, state in states.items()])
+    yield from report_leadership([ctx.states.put_leadership(tp, state) for tp, state in states.items()])
     staying = (tp for tp in states if not ctx.deletions.is_queued(tp.topic))
     unassigned = [tp for tp in staying if replica_state_machine.has_unassigned_isr(ctx, tp)]
     yield from replica_state_machine.shrink_isr(ctx, {tp: [] for tp in unassigned})

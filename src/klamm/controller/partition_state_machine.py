@@ -202,7 +202,7 @@ def _refresh(
     stale = [
         tp for tp, state in found.items() if ctx.states.leadership[tp].leader_and_isr.isr != state.leader_and_isr.isr
     ]
-    yield from report_leadership([ctx.states.adopt_leadership(tp, found[tp]) for tp in stale])
+    yield from report_leadership([ctx.states.put_leadership(tp, found[tp]) for tp in stale])
     return stale
 
 

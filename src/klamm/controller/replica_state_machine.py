@@ -191,7 +191,7 @@ def shrink_isr(ctx: ControllerContext, leaving: dict[TopicPartition, list[int]])
         if tp in ctx.states.leadership:
             ctx.suspects.on_state(tp, ctx.states.leadership[tp].leader_and_isr, state.leader_and_isr)
     changes = [ctx.states.put_leadership(tp, state) for tp, state in updated.changed.items()]
-    changes += [ctx.states.adopt_leadership(tp, state) for tp, state in updated.unchanged.items()]
+    changes += [ctx.states.put_leadership(tp, state) for tp, state in updated.unchanged.items()]
     yield from report_leadership(changes)
     for tp in updated.missing:
         if not ctx.deletions.is_queued(tp.topic):

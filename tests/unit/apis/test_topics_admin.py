@@ -413,11 +413,14 @@ def test_alter_partition(one: OneBroker, version: int) -> None:
     assert event.partitions[0].topic == ("t" if version < 2 else "")
 
 
-@pytest.mark.parametrize(("error", "pause_ms"), [(ErrorCode.UNKNOWN_SERVER_ERROR, 50), (ErrorCode.INVALID_REQUEST, 0)])
+@pytest.mark.parametrize(
+    ("error", "pause_ms"),
+    [(ErrorCode.UNKNOWN_SERVER_ERROR, 50), (ErrorCode.NOT_CONTROLLER, 50), (ErrorCode.INVALID_REQUEST, 0)],
+)
 def test_a_leader_of_kafka_does_not_repeat_alter_partition_without_a_pause(
     one: OneBroker, error: ErrorCode, pause_ms: int
 ) -> None:
-    """Its manager proposes the same ISR again as soon as it has read UNKNOWN_SERVER_ERROR."""
+    """Its manager proposes the same ISR again as soon as it has read one of these errors."""
     partition = PartitionData(partition_index=0, leader_epoch=3, new_isr=[1], partition_epoch=4)
     request = AlterPartitionRequest(
         broker_id=1, broker_epoch=9, topics=[TopicData(topic_name="t", partitions=[partition])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,10 +17,10 @@ from klamm.controller.events import (
 from klamm.controller.replies import AlterPartitionResults
 from klamm.controller.requests import LeaderAndIsrRequest, UpdateMetadataRequest
 from klamm.errors import ErrorCode
-from klamm.model import LeaderAndIsr, TopicPartition
+from klamm.model import TopicPartition
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Create
-from klamm.zk.model.znodes import decode_partition_state, encode_log_dir_event, encode_partition_state
+from klamm.zk.model.znodes import encode_log_dir_event, encode_partition_state
 from tests.unit.controller.core import Core
 
 
@@ -163,115 +162,3 @@ def test_an_isr_that_the_leader_wrote_without_notice_decides_whether_an_unclean_
     state = leadership[tp].leader_and_isr
     assert (state.leader, state.isr, state.leader_epoch) == (3, (3,), 1)
     assert core.controller.context.unclean_elections == 1
-
-
-def test_a_state_that_somebody_else_wrote_is_replaced() -> None:
-    """Its ISR is not believed, and its version does not freeze the partition."""
-    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
-    forge(core, isr=(1, 99))
-    assert ask(core, (1, 2)) == [ErrorCode.NONE]
-    assert isr(core) == (1, 2) == stored(core).isr
-
-
-def test_a_state_with_a_foreign_leader_is_neither_adopted_nor_overwritten() -> None:
-    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
-    before = stored(core)
-    forge(core, leader=2, leader_epoch=7, isr=(2,))
-    core.sent.clear()
-    for _ in range(2):
-        assert ask(core, (1, 2)) == [ErrorCode.UNKNOWN_SERVER_ERROR]  # The leader asks again.
-    assert core.sent == [], "nothing has changed, and the leader asks again soon"
-    assert isr(core) == (1, 2, 3) and stored(core).leader == 2
-    forge(core, leader=before.leader, leader_epoch=before.leader_epoch, isr=before.isr)
-    assert ask(core, (1, 2)) == [ErrorCode.NONE]
-    assert stored(core).isr == (1, 2)
-
-
-def test_a_state_that_was_forged_before_a_failover_does_not_freeze_the_isr() -> None:
-    """The leader knows another version, and ignores all states of its leader epoch."""
-    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
-    version = cached(core).partition_epoch
-    forge(core)
-    core.run("controller-fails-over-to 1")
-    assert ask_at(core, version, (1, 2)) is ErrorCode.INVALID_UPDATE_VERSION
-    check_renewed(core)
-    assert ask(core, (1, 2)) == [ErrorCode.NONE]
-
-
-def test_a_forged_isr_without_a_follower_that_dies_does_not_freeze_the_isr() -> None:
-    """The controller does not write the state, because the follower is not in the ISR that it reads."""
-    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
-    version = cached(core).partition_epoch
-    forge(core, isr=(1,))
-    core.run("dies 3")
-    assert isr(core) == (1,)
-    assert ask_at(core, version, (1, 2)) is ErrorCode.INVALID_UPDATE_VERSION
-    check_renewed(core)
-    assert ask(core, (1, 2)) == [ErrorCode.NONE]
-
-
-@pytest.mark.parametrize("fails_over", [False, True])
-def test_a_state_that_was_deleted_and_restored_does_not_freeze_the_isr(*, fails_over: bool) -> None:
-    """Its version is lower than the leader's, which takes it for older."""
-    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
-    assert ask(core, (1, 2)) + ask(core, (1, 2, 3)) == [ErrorCode.NONE] * 2
-    version = cached(core).partition_epoch
-    path = paths.partition_state_path("t", 0)
-    data = core.tree.nodes[path].data
-    assert data is not None
-    core.tool_deletes(path)
-    core.tool_writes(path, data)
-    if fails_over:
-        core.run("controller-fails-over-to 1")
-    error = ask_at(core, version, (1, 2))
-    assert error is (ErrorCode.NOT_CONTROLLER if fails_over else ErrorCode.UNKNOWN_SERVER_ERROR)  # It asks again.
-    check_renewed(core)
-    assert isr(core) == (1, 2, 3)
-    assert ask(core, (1, 2)) == [ErrorCode.NONE]
-
-
-def test_a_late_request_of_a_leader_changes_nothing() -> None:
-    core = Core("brokers 2 3", "controller 1", "create t 1,2,3")
-    version = cached(core).partition_epoch
-    assert ask(core, (1, 2)) == [ErrorCode.NONE]
-    core.sent.clear()
-    before = cached(core)
-    assert ask_at(core, version, (1, 3)) is ErrorCode.INVALID_UPDATE_VERSION
-    assert cached(core) == before and core.sent == []
-
-
-def cached(core: Core) -> LeaderAndIsr:
-    assert core.controller is not None
-    return core.controller.context.states.leadership[TopicPartition("t", 0)].leader_and_isr
-
-
-def ask_at(core: Core, partition_epoch: int, isr: tuple[int, ...]) -> ErrorCode:
-    """The leader asks for this ISR. It knows this version of the state."""
-    assert core.controller is not None
-    core.sent.clear()
-    state = cached(core)
-    item = AlterPartitionItem(0, state.leader_epoch, isr, partition_epoch, topic="t")
-    epoch = core.controller.context.brokers.live_or_shutting_down[state.leader].epoch
-    reply = core.ask(AlterPartition(state.leader, epoch, (item,)))
-    assert isinstance(reply, AlterPartitionResults)
-    return reply.partitions[0].error
-
-
-def check_renewed(core: Core) -> None:
-    """The leader has received a new leader epoch, the only one that it does not ignore."""
-    requests = [request for broker, request in core.sent if broker == 1 and isinstance(request, LeaderAndIsrRequest)]
-    states = [state.leader_and_isr for request in requests for state in request.partitions]
-    assert [(state.leader, state.leader_epoch) for state in states] == [(1, 1)]
-    assert (cached(core).leader, cached(core).leader_epoch, stored(core).leader_epoch) == (1, 1, 1)
-
-
-def forge(core: Core, **fields: Any) -> None:
-    assert core.controller is not None
-    state = core.controller.context.states.leadership[TopicPartition("t", 0)]
-    forged = replace(state, leader_and_isr=replace(state.leader_and_isr, **fields))
-    core.tool_writes(paths.partition_state_path("t", 0), encode_partition_state(forged))
-
-
-def stored(core: Core) -> LeaderAndIsr:
-    tp = TopicPartition("t", 0)
-    return decode_partition_state(tp, core.tree.nodes[paths.partition_state_path(*tp)].data, 0).leader_and_isr

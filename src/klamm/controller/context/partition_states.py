@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.controller.context.deletions import Deletions
 from klamm.controller.context.known_topics import Topics
@@ -17,6 +17,14 @@ _NO_PARTITIONS: Final[Mapping[TopicPartition, None]] = {}
 _NO_REPLICAS: Final[Mapping[int, ReplicaState]] = {}
 
 
+class KnownVersion(NamedTuple):
+    """The version of a partition's state that a broker knows."""
+
+    broker_id: int
+    leader_epoch: int
+    partition_epoch: int
+
+
 class PartitionStates:
     """Part of the `ControllerContext`. The mappings are for reading; the methods change them and their indexes."""
 
@@ -25,8 +33,8 @@ class PartitionStates:
         self._deletions = deletions
         self.foreign: set[TopicPartition] = set()
         """Partitions whose znodes hold a leadership that this controller did not write."""
-        self.adopted: set[TopicPartition] = set()
-        """Partitions whose cached states somebody else wrote in this controller's term: their leaders know others."""
+        self.other_versions: dict[TopicPartition, KnownVersion] = {}
+        """Versions that leaders have asked with, and that are not those of their cached states."""
         self._leadership: dict[TopicPartition, LeaderIsrAndControllerEpoch] = {}
         self._by_leader: dict[int, dict[TopicPartition, None]] = {}
         self._imbalanced: set[TopicPartition] = set()
@@ -64,8 +72,10 @@ class PartitionStates:
         """
         old = self._leadership.get(tp)
         self._leadership[tp] = state
-        if self.adopted:
-            self.adopted.discard(tp)
+        if self.foreign:
+            self.foreign.discard(tp)
+        if self.other_versions:
+            self.other_versions.pop(tp, None)
         leader = state.leader_and_isr.leader
         if old is None or old.leader_and_isr.leader != leader:
             if old is not None:
@@ -79,13 +89,11 @@ class PartitionStates:
             return None
         return LeadershipChange(tp, election, None if old is None else old.leader_and_isr, state.leader_and_isr)
 
-    def adopt_leadership(self, tp: TopicPartition, state: LeaderIsrAndControllerEpoch) -> LeadershipChange | None:
-        """Cache a state as `put_leadership` does, whose znode this controller has read and left unchanged."""
-        old = self._leadership.get(tp)
-        change = self.put_leadership(tp, state)
-        if old is not None and old.leader_and_isr.partition_epoch != state.leader_and_isr.partition_epoch:
-            self.adopted.add(tp)
-        return change
+    def is_asked_again(self, tp: TopicPartition, version: KnownVersion) -> bool:
+        """Note that a leader has asked with this version, not the cached one. Return whether it did so before."""
+        before = self.other_versions.get(tp)
+        self.other_versions[tp] = version
+        return before == version
 
     def start_leadership(self, states: Mapping[TopicPartition, LeaderIsrAndControllerEpoch]) -> None:
         """Cache states that a new controller reads for the first time, as `put_leadership` would one by one."""
@@ -218,7 +226,7 @@ class PartitionStates:
 
     def remove_partition(self, tp: TopicPartition) -> None:
         self.foreign.discard(tp)
-        self.adopted.discard(tp)
+        self.other_versions.pop(tp, None)
         old = self._leadership.pop(tp, None)
         if old is not None:
             self._discard_led(old.leader_and_isr.leader, tp)

@@ -11,6 +11,10 @@ _L: Final = "klamm.log."
 _PULSE: Final = "klamm.zk.client.loop_pulse"
 _JUDGED: Final = "claim.broker_epoch not in (own_epoch, state.broker_epoch)"
 _UNREADABLE: Final = '        yield Note(f"no controller can be elected: {error}. {_EPOCH_REMEDY}", True)\n'
+_ISR: Final = "klamm.controller.isr_changes"
+_ASKED_AGAIN: Final = (
+    "    return ctx.states.is_asked_again(tp, KnownVersion(broker_id, item.leader_epoch, item.partition_epoch))\n"
+)
 AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     # --- broker epochs of control requests
     "higher_broker_epoch_is_believed": aimed(
@@ -39,21 +43,18 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
     # --- states written by others
     "restored_states_freeze_the_isr": aimed(
         "forged partition state",
-        "klamm.controller.isr_changes",
+        _ISR,
         "        return (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)\n",
         "        return state.partition_epoch == new.partition_epoch\n",
     ),
     "states_of_another_term_freeze_the_isr": aimed(
-        "forged partition state before a failover",
-        "klamm.controller.isr_changes",
-        "    if state is None or (state.controller_epoch == ctx.epoch and tp not in ctx.states.adopted):\n",
-        "    if state is None or tp not in ctx.states.adopted:\n",
+        "forged partition state before a failover", _ISR, _ASKED_AGAIN, "    return False\n" + _ASKED_AGAIN
     ),
     "adopted_states_freeze_the_isr": aimed(
         "forged partition state before a death",
-        "klamm.controller.isr_changes",
-        "    if state is None or (state.controller_epoch == ctx.epoch and tp not in ctx.states.adopted):\n",
-        "    if state is None or state.controller_epoch == ctx.epoch:\n",
+        _ISR,
+        "            if outcome is ErrorCode.INVALID_UPDATE_VERSION:\n",
+        "            if False:\n",
     ),
     # --- file descriptors
     "unwritten_batches_are_forgotten": aimed(
