@@ -52,6 +52,8 @@ class Checkers:
         self.left: dict[tuple[TopicPartition, int], int] = {}
         """Replicas that are no longer assigned, and the controller epoch of their removal."""
         self.unfenced_sessions: set[int] = {TOOLS_SESSION}
+        self.edited: set[TopicPartition] = set()
+        """Partitions whose states an operator writes: they do not follow from each other."""
         self.unclean = UncleanRules(writer)
         self._last_heads: dict[tuple[int, int], tuple[int, int]] = {}
         self._producer_ids: dict[int, tuple[int, int]] = {}
@@ -203,6 +205,8 @@ class Checkers:
         require(bool(now.isr), f"the ISR of {tp} became empty")
         require(len(set(now.isr)) == len(now.isr), f"the ISR of {tp} has a member twice: {now.isr}")
         require(now.leader in (NO_LEADER, *now.isr), f"the leader of {tp} is outside its ISR: {now}")
+        if tp in self.edited:
+            return
         if before is None:
             require(now.leader_epoch == 0, f"{tp} begins with leader epoch {now.leader_epoch}")
             return

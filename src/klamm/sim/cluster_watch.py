@@ -13,7 +13,7 @@ from typing import Protocol
 
 from klamm.broker import Broker
 from klamm.model import TopicPartition
-from klamm.sim.checkers import require
+from klamm.sim.checkers import Checkers, require
 from klamm.sim.forgery import FOREIGN_HOST
 from klamm.sim.history import History
 from klamm.sim.loop import SimProcess
@@ -42,6 +42,7 @@ class WatchedNode(Protocol):
 class WatchedCluster(Protocol):
     """`klamm.sim.cluster.SimCluster`, as far as it is used here."""
 
+    checkers: Checkers
     history: History
     zookeeper: ZooKeeperServer
 
@@ -142,6 +143,8 @@ class ClusterWatch:
 
     def _check_leader_epochs(self, process: SimProcess, broker: Broker, tp: TopicPartition) -> None:
         hosted, cached = broker.replicas.partitions.get(tp), broker.metadata.snapshot.partition(*tp)
+        if tp in self._cluster.checkers.edited:
+            cached = None  # A controller may believe an older state, but no replica does.
         for what, found in (("hosts", hosted), ("knows", cached)):
             if found is not None and found.leader_epoch >= 0:
                 key = (process, tp, what)

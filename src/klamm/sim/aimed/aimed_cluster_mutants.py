@@ -56,6 +56,44 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "            if outcome is ErrorCode.INVALID_UPDATE_VERSION:\n",
         "            if False:\n",
     ),
+    "leaders_wait_for_a_renewal_that_may_fail": aimed(
+        "renewal without ZooKeeper",
+        _ISR,
+        _ASKED_AGAIN,
+        "    return True\n",
+        ("            if outcome is ErrorCode.INVALID_UPDATE_VERSION:\n", "            if False:\n"),
+    ),
+    "older_states_freeze_the_isr": aimed(
+        "older partition state",
+        _ISR,
+        _ASKED_AGAIN,
+        "    if item.leader_epoch > ctx.states.leadership[tp].leader_and_isr.leader_epoch:\n"
+        "        return False\n" + _ASKED_AGAIN,
+    ),
+    "states_of_this_term_are_never_renewed": aimed(
+        "older partition state before a death",
+        _ISR,
+        _ASKED_AGAIN,
+        "    if ctx.states.leadership[tp].controller_epoch == ctx.epoch:\n        return False\n" + _ASKED_AGAIN,
+    ),
+    "foreign_leaders_are_overwritten": aimed(
+        "forged leader",
+        _ISR,
+        "        return (state.leader, state.leader_epoch) == (new.leader, new.leader_epoch)\n",
+        "        return True\n",
+    ),
+    "lower_versions_freeze_the_isr": aimed(
+        "partition state created again",
+        _ISR,
+        "    stuck.update({tp: event.partitions[wanted[tp][0]] for tp in recreated})\n",
+        "    pass\n",
+    ),
+    "newer_versions_of_leaders_freeze_the_isr": aimed(
+        "partition state created again before a failover",
+        _ISR,
+        "outcome in _OTHER_VERSION and",
+        "outcome is ErrorCode.INVALID_UPDATE_VERSION and",
+    ),
     # --- file descriptors
     "unwritten_batches_are_forgotten": aimed(
         "no file descriptors",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Final
 
 from klamm.errors import ErrorCode
@@ -21,16 +20,9 @@ from klamm.sim.violation import require
 from klamm.zk.client.loop_pulse import SHORTEST_LIMIT_S
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Delete, SetData
-from klamm.zk.model.znodes import (
-    decode_controller_epoch,
-    decode_partition_state,
-    encode_controller_epoch,
-    encode_partition_state,
-)
+from klamm.zk.model.znodes import decode_controller_epoch, encode_controller_epoch
 
 _FAR: Final = 1_000_000
-_CUT_S: Final = 8.0
-"""Longer than the allowed lag of a follower."""
 _SHORT_S: Final = SHORTEST_LIMIT_S / 2
 _UNREADABLE_S: Final = 4.0
 """Longer than the pause between two attempts to read a znode that is unreadable."""
@@ -117,81 +109,8 @@ async def _spoil_controller_epoch(stage: ClusterStage) -> None:
     require(epoch == last + 1, f"the controller after epoch {last} has epoch {epoch}")
 
 
-async def _forge_state(stage: ClusterStage) -> None:
-    """Somebody writes a partition's state and restores it. The ISR can change afterwards."""
-    tp = await stage.partition_away_from(stage.controller)
-    await stage.write(tp)
-    leader = await stage.leader(tp)
-    (follower,) = (node for node in stage.followers(leader) if node is not stage.controller)
-    path = paths.partition_state_path(*tp)
-    for is_restored in (False, True):
-        await stage.in_sync(follower)
-        zookeeper = stage.cluster.zookeeper
-        before = zookeeper.tree.nodes[path].data
-        stage.cluster.note(f"aimed: {path} is forged")
-        zookeeper.operate(SetData(path, _other_isr(tp, before)))
-        if is_restored:
-            zookeeper.operate(SetData(path, before))
-        stage.cut(leader, follower, _CUT_S)
-        await stage.try_write(leader, tp)
-        await stage.wait(lambda: len(stage.isr(tp)) == 2 and follower.id not in stage.isr(tp), "the ISR shrinks")
-        await stage.write(tp)
-
-
-async def _forge_state_before_failover(stage: ClusterStage) -> None:
-    """The same, and the next controller reads what was written. The leader knows another version of its state."""
-    tp = await stage.partition_away_from(stage.controller)
-    path = paths.partition_state_path(*tp)
-    zookeeper = stage.cluster.zookeeper
-    for is_restored in (True, False):
-        await stage.write(tp)
-        leader = await stage.leader(tp)
-        before = zookeeper.tree.nodes[path].data
-        stage.cluster.note(f"aimed: {path} is forged, and the controller is deposed")
-        zookeeper.operate(SetData(path, _other_isr(tp, before)))
-        if is_restored:
-            zookeeper.operate(SetData(path, before))
-        zookeeper.operate(Delete(paths.CONTROLLER))
-        await stage.wait(lambda: paths.CONTROLLER in zookeeper.tree.nodes, "there is a controller again")
-        await asyncio.sleep(_UNREADABLE_S)
-        follower = next(node for node in stage.followers(leader) if node is not stage.controller)
-        stage.cut(leader, follower, _CUT_S)
-        await stage.try_write(leader, tp)
-        await stage.wait(lambda gone=follower.id: gone not in stage.isr(tp), "the ISR shrinks")  # type: ignore[misc]
-        await stage.write(tp)
-        await stage.in_sync(follower)
-
-
-async def _forge_state_before_death(stage: ClusterStage) -> None:
-    """Somebody writes an ISR without a follower that dies then. The leader continues without it."""
-    tp = await stage.partition_away_from(stage.controller)
-    await stage.write(tp)
-    leader = await stage.leader(tp)
-    follower = next(node for node in stage.followers(leader) if node is not stage.controller)
-    path = paths.partition_state_path(*tp)
-    stage.cluster.note(f"aimed: {path} is forged, and broker {follower.id} dies")
-    zookeeper = stage.cluster.zookeeper
-    zookeeper.operate(SetData(path, _other_isr(tp, zookeeper.tree.nodes[path].data)))
-    follower.kill()
-    await stage.wait(lambda: not stage.is_registered(follower), "the broker has no session")
-    await stage.try_write(leader, tp)
-    await stage.wait(lambda: len(stage.isr(tp)) == 2, "the leader has a live follower in its ISR")
-    await stage.write(tp)
-    follower.start()
-    await stage.in_sync(follower)
-
-
-def _other_isr(tp: TopicPartition, data: bytes | None) -> bytes:
-    state = decode_partition_state(tp, data, 0)
-    leadership = replace(state.leader_and_isr, isr=(state.leader_and_isr.leader,))
-    return encode_partition_state(replace(state, leader_and_isr=leadership))
-
-
 AIMS_OF_CONTROL: Final[dict[str, ClusterAim]] = {
     "false broker epoch": ClusterAim(_forge_broker_epochs),
-    "forged partition state": ClusterAim(_forge_state),
-    "forged partition state before a death": ClusterAim(_forge_state_before_death),
-    "forged partition state before a failover": ClusterAim(_forge_state_before_failover),
     "stalled loop": ClusterAim(_stall_loop),
     "unreadable controller epoch": ClusterAim(_spoil_controller_epoch),
 }
