@@ -380,3 +380,18 @@ def test_a_large_session_with_topic_ids_is_continued_in_steps(one: OneBroker) ->
     assert max(map(len, made)) <= 10 * CHUNK
     at_once(steps)
     assert all(partition.tp is not None for partition in session.changed)
+
+
+def test_a_session_that_grows_by_small_requests_is_copied_in_steps() -> None:
+    """Each of them leaves few changed partitions. Later, all change before the reader fetches again."""
+    session = FetchSession(7, is_privileged=False, uses_topic_ids=True, now_ms=0)
+    for number in range(20 * CHUNK):
+        session.update((ID, number), SessionPartition(None, ID, number, PartitionFetch(0, 1)))
+        if number % SLICE == 0:
+            for partition in list(session.changed):
+                del session.changed[partition]
+    for partition in session.partitions.values():
+        session.mark(partition)
+    asked = session.begin_fetch("reader", 0)
+    assert isinstance(asked, SpreadDict) and max(map(len, asked.parts())) <= 10 * CHUNK
+    assert len(asked) == 20 * CHUNK

@@ -40,7 +40,7 @@ _SWEEP: Final = 256
 _SPREAD: Final = 5000
 """A session of so many partitions spreads them over several dictionaries: a large one grows in a step of 4 to 7 ms."""
 _SPREAD_CHANGED: Final = 5200
-"""The same for its changed partitions, later: in another step."""
+"""The same for its changed partitions, later: in another step. A few may have changed then, and all in the end."""
 MOST_SORTED: Final = 500
 """If more partitions changed, the caller copies them and puts them in order, in steps: 200,000 take 5 ms and more."""
 
@@ -199,7 +199,7 @@ class FetchSession(Readers):
             self.size_bytes += _size_bytes(key)
             if len(self.partitions) == _SPREAD:
                 self.partitions = SpreadDict(self.partitions.items())
-            elif len(self.changed) >= _SPREAD_CHANGED and not isinstance(self.changed, SpreadDict):
+            elif len(self.partitions) >= _SPREAD_CHANGED and not isinstance(self.changed, SpreadDict):
                 self.changed = SpreadDict(self.changed.items())
             return
         before, now = known.fetch, partition.fetch
