@@ -147,6 +147,7 @@ class Partition:
         if state.partition_epoch < self.partition_epoch and state.leader_epoch <= self.leader_epoch:
             return False
         was_leader = self.is_leader
+        leads_on = was_leader and state.leader_epoch == self.leader_epoch + 1  # Nobody else led in between.
         is_new_epoch = state.leader_epoch > self.leader_epoch
         if is_new_epoch:
             log.assign_epoch(state.leader_epoch, log.log_end_offset)
@@ -154,7 +155,8 @@ class Partition:
         self.isr = tuple(state.isr)
         if is_new_epoch:
             self.leader_epoch_start_offset = log.log_end_offset
-            self.led_after = log.env.host.youngest_connection()
+            if not leads_on:
+                self.led_after = log.env.host.youngest_connection()
             if self.remotes:
                 self._reset_remotes(now_ms, forget_offsets=not was_leader)
         self._lagging[self] = None

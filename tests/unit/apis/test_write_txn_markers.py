@@ -186,6 +186,27 @@ def test_a_marker_that_was_repeated_to_another_leader_does_not_end_the_next_tran
     assert send(8, marker(epoch=4, coordinator_epoch=1, version=2), version=2) is not None
 
 
+@pytest.mark.parametrize(("epoch", "is_written"), [(2, True), (3, False)])
+def test_a_leader_that_leads_on_remembers_which_connections_are_older_than_its_leadership(
+    one: OneBroker, epoch: int, *, is_written: bool
+) -> None:
+    """A follower left the ISR: no other broker can have received a marker. One may have led in an epoch in between."""
+    last_connection = 4
+    one.broker.logs.number_connections(lambda: last_connection)
+
+    def ends(order: int) -> bool:
+        request = WriteTxnMarkersRequest(markers=[marker(epoch=3)])
+        return one.ask_for_anything(write_txn_markers.API, request, 1, order=order) is not None
+
+    one.lead("t", leader_epoch=1)
+    last_connection = 9
+    write(one, epoch=3)
+    assert ends(9)
+    one.lead("t", leader_epoch=epoch, partition_epoch=1)
+    write(one, epoch=3, sequence=1)
+    assert ends(9) is is_written
+
+
 def test_connections_of_markers_are_forgotten_one_by_one() -> None:
     connections = MarkerConnections(2)
     for producer_id in (1, 2, 1, 3):
