@@ -29,6 +29,7 @@ from klamm.protocol.messages.offset_commit import (
 )
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.wire import Message, decode
+from klamm.replica.fetcher_manager import ReplicaFetcherManager
 from klamm.replica.state_change import StateChangeResult, StopReplica, stop_replicas
 from klamm.zk.model import paths
 from klamm.zk.model.broker_znode import encode_broker
@@ -64,6 +65,8 @@ class Client(Protocol):
 
     def run_task(self, name: str) -> None: ...
 
+    def wait_for_control_log(self) -> None: ...
+
     def write(self, *operations: Any) -> None: ...
 
     def alter(self, kind: int, name: str, key: str, value: str) -> None: ...
@@ -91,6 +94,12 @@ class DueAtOnce:
             lambda: self._client.alter(4, "", "log.flush.interval.ms", ""),
         )
         yield Row(f"followers of {PARTITIONS:,} partitions leave the ISR", self._let_lag, self._shrink, self._end_lag)
+        yield Row(
+            f"num.replica.fetchers changes with {PARTITIONS:,} followed partitions",
+            self._follow,
+            self._resize,
+            self._end_following,
+        )
         yield Row(f"{GROUPS:,} groups expire", self._commit_in_groups, lambda _: self._expire_offsets())
         yield Row(
             f"the offsets of a group for {WIDE_TOPICS * PER_TOPIC:,} partitions expire",
@@ -125,16 +134,21 @@ class DueAtOnce:
     def _let_lag(self, number: int) -> None:
         """The follower never fetches. Its registration lets the controller begin with it in the ISR."""
         if not number:
-            address = BrokerEndPoints(OTHER, (EndPoint("PLAINTEXT", "127.0.0.1", 1),))
-            self._client.write(Create(paths.broker_path(OTHER), encode_broker(address, 0)))
-            time.sleep(1)
+            self._register_other()
+        self._create(f"lag-{number}", [self._client.broker.id, OTHER])
+
+    def _register_other(self) -> None:
+        """The control log must have its topic before, because the other broker would lead some of its partitions."""
+        self._client.wait_for_control_log()
+        address = BrokerEndPoints(OTHER, (EndPoint("PLAINTEXT", "127.0.0.1", 1),))
+        self._client.write(Create(paths.broker_path(OTHER), encode_broker(address, 0)))
+        time.sleep(1)
+
+    def _create(self, name: str, broker_ids: list[int]) -> None:
         assignments = [
-            CreatableReplicaAssignment(partition_index=index, broker_ids=[self._client.broker.id, OTHER])
-            for index in range(PARTITIONS)
+            CreatableReplicaAssignment(partition_index=index, broker_ids=broker_ids) for index in range(PARTITIONS)
         ]
-        topic = CreatableTopic(
-            name=f"lag-{number}", num_partitions=-1, replication_factor=-1, assignments=assignments, configs=[]
-        )
+        topic = CreatableTopic(name=name, num_partitions=-1, replication_factor=-1, assignments=assignments, configs=[])
         self._client.ask(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 5)
 
     def _shrink(self, number: int) -> None:
@@ -151,6 +165,29 @@ class DueAtOnce:
     def _end_lag(self) -> None:
         self._client.write(Delete(paths.broker_path(OTHER)))
         time.sleep(1)
+
+    def _follow(self, number: int) -> None:
+        """The leader has no port: nothing is fetched."""
+        if not number:
+            self._register_other()
+            self._create("followed", [OTHER, self._client.broker.id])
+            _wait_until(lambda: self._shares() == [PARTITIONS])
+
+    def _resize(self, number: int) -> None:
+        """To two fetchers or back to one."""
+        num_fetchers = 2 - number % 2
+        self._client.alter(4, "", "num.replica.fetchers", str(num_fetchers))
+        _wait_until(lambda: self._shares() == [PARTITIONS // num_fetchers] * num_fetchers)
+
+    def _shares(self) -> list[int]:
+        """The number of partitions of each fetcher."""
+        manager = self._client.broker.replicas.fetchers
+        assert isinstance(manager, ReplicaFetcherManager)
+        return [len(fetcher.states) for fetcher in manager.fetchers if fetcher.states]
+
+    def _end_following(self) -> None:
+        self._client.alter(4, "", "num.replica.fetchers", "1")
+        self._end_lag()
 
     def _stop(self) -> None:
         """Only a proven broker may send the request, so this is what its handler does."""
