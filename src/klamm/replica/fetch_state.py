@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Final
 
 from klamm.model import NO_EPOCH, TopicPartition
@@ -69,3 +70,50 @@ class PartitionFetchState:
         """Delay the next request; the delay doubles with each failure."""
         self.due = now + min(FIRST_DELAY_MS << self.failures, max_delay_ms) / 1000
         self.failures = min(self.failures + 1, 16)
+
+
+class DelayedStates:
+    """Partitions whose next request is delayed, by the time when the delay ends. Owned by a ReplicaFetcher.
+
+    The cost of a round follows the number of delays that end, not the number of all delays. A partition that is removed
+    leaves its entry in the heap until then.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[TopicPartition, PartitionFetchState] = {}
+        self._heap: list[tuple[float, int, PartitionFetchState]] = []
+        self._count = 0
+
+    def put(self, state: PartitionFetchState) -> None:
+        self._waiting[state.tp] = state
+        self._count += 1
+        heapq.heappush(self._heap, (state.due, self._count, state))
+
+    def remove(self, tp: TopicPartition) -> None:
+        self._waiting.pop(tp, None)
+
+    def next_due(self) -> float | None:
+        """Return when the first delay ends; None if nothing is delayed."""
+        while self._heap:
+            due, _, state = self._heap[0]
+            if self._waiting.get(state.tp) is state:
+                return due
+            heapq.heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float) -> PartitionFetchState | None:
+        """Remove and return the partition whose delay ended first; None if no delay has ended."""
+        due = self.next_due()
+        if due is None or due > now:
+            return None
+        state = heapq.heappop(self._heap)[2]
+        del self._waiting[state.tp]
+        return state
+
+
+def claim(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
+    """Return whether this state was still waiting. A state that replaced it meanwhile keeps waiting."""
+    if waiting.get(state.tp) is not state:
+        return False
+    del waiting[state.tp]
+    return True

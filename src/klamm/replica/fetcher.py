@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.errors import ErrorCode
@@ -19,7 +20,7 @@ from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchResponse, PartitionData
 from klamm.replica import gauges, leader_requests
 from klamm.replica.fetch_session_handler import PARTITIONS_PER_SLICE, BuiltRequest, FetchSessionHandler
-from klamm.replica.fetch_state import FIRST_DELAY_MS, PartitionFetchState
+from klamm.replica.fetch_state import FIRST_DELAY_MS, DelayedStates, PartitionFetchState, claim
 from klamm.replica.fetcher_config import FetcherConfig
 from klamm.replica.leader_requests import LeaderConnection
 from klamm.replica.truncation import Reset, truncation_for
@@ -73,12 +74,15 @@ class ReplicaFetcher:
         self._broker_epoch = broker_epoch
         self._loop = loop
         self._session = FetchSessionHandler(config)
-        self._delayed: dict[TopicPartition, PartitionFetchState] = {}
+        self._delayed = DelayedStates()
         self._truncating: dict[TopicPartition, PartitionFetchState] = {}
         self._out_of_range: dict[TopicPartition, PartitionFetchState] = {}
         self._throttled: dict[TopicPartition, PartitionFetchState] = {}
         self._behind: dict[TopicPartition, PartitionFetchState] = {}
         """Partitions that lag, or whose lag is unknown."""
+        self._unchecked: dict[TopicPartition, PartitionFetchState] = {}
+        """Those of them that may have to be held back, or no longer: they are new, or the throttles have changed."""
+        self._throttle_change_count = 0
         self._connection: LeaderConnection | None = None
         self._connection_failures = 0
         self._wake = asyncio.Event()
@@ -91,10 +95,7 @@ class ReplicaFetcher:
             self.remove((tp,))
             self.states[tp] = self._behind[tp] = state
             gauges.register_lag(self._replicas.metrics, self.name, state)
-            if state.is_truncating:
-                self._truncating[tp] = state
-            else:
-                self._session.put(state)
+            self._resume(state)
         self.wake()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -103,7 +104,8 @@ class ReplicaFetcher:
             if self.states.pop(tp, None) is not None:
                 gauges.remove_lag(self._replicas.metrics, self.name, tp)
                 self._session.remove(tp)
-                for some in (self._delayed, self._truncating, self._out_of_range, self._throttled, self._behind):
+                self._delayed.remove(tp)
+                for some in (self._truncating, self._out_of_range, self._throttled, self._behind, self._unchecked):
                     some.pop(tp, None)
 
     def wake(self) -> None:
@@ -149,8 +151,8 @@ class ReplicaFetcher:
 
     async def do_work(self) -> None:
         """Run one round: due truncations, resets and fetches."""
-        self._end_delays()
-        self._hold_back()
+        await self._end_delays()
+        await self._hold_back()
         if not (self._truncating or self._out_of_range or len(self._session)):
             await self._rest(self._seconds_to_next())
             return
@@ -159,7 +161,7 @@ class ReplicaFetcher:
             await self._truncate(connection)
         if self._out_of_range:
             await self._reset_offsets(connection)
-        self._hold_back()
+        await self._hold_back()
         if len(self._session):
             await self._fetch(connection)
         self.has_crashed = False
@@ -197,37 +199,56 @@ class ReplicaFetcher:
     def _delay(self, state: PartitionFetchState) -> None:
         self._session.remove(state.tp)
         state.delay(self._loop.time(), self._config.backoff_ms)
-        self._delayed[state.tp] = state
+        self._delayed.put(state)
 
-    def _end_delays(self) -> None:
-        now = self._loop.time()
-        for tp, state in [(tp, state) for tp, state in self._delayed.items() if state.due <= now]:
-            del self._delayed[tp]
+    async def _end_delays(self) -> None:
+        now, count = self._loop.time(), 0
+        while (state := self._delayed.pop_due(now)) is not None:
             self._resume(state)
+            count += 1
+            if count % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
 
     def _resume(self, state: PartitionFetchState) -> None:
         if state.is_truncating:
             self._truncating[state.tp] = state
-        else:
-            self._session.put(state)
-
-    def _hold_back(self) -> None:
-        """While the quota is exceeded, do not request throttled partitions that lag."""
-        quota = self._replicas.quotas.follower
-        is_exceeded = quota.has_throttled and quota.is_exceeded
-        for state in [s for s in self._throttled.values() if not (is_exceeded and quota.is_throttled(s.tp))]:
-            del self._throttled[state.tp]
-            self._resume(state)
-        if not is_exceeded:
             return
-        for state in self._behind.values():
-            if quota.is_throttled(state.tp) and self._session.is_asked_for(state):
-                self._session.remove(state.tp)
-                self._throttled[state.tp] = state
+        self._session.put(state)
+        if state.tp in self._behind:
+            self._unchecked[state.tp] = state
+
+    async def _hold_back(self) -> None:
+        """While the quota is exceeded, do not request throttled partitions that lag.
+
+        Only partitions that may change are visited, in slices.
+        """
+        quota = self._replicas.quotas.follower
+        if self._throttle_change_count != quota.change_count:
+            self._throttle_change_count = quota.change_count
+            self._unchecked = dict(self._behind)
+        elif not quota.has_throttled:
+            self._unchecked.clear()
+        is_exceeded = quota.has_throttled and quota.is_exceeded
+        visited = self._unchecked if is_exceeded else self._throttled
+        while visited:
+            for state in list(islice(visited.values(), PARTITIONS_PER_SLICE)):
+                del visited[state.tp]
+                if is_exceeded and quota.is_throttled(state.tp):
+                    self._hold_back_if_behind(state)
+                elif not is_exceeded or self._throttled.pop(state.tp, None) is not None:
+                    self._resume(state)
+            if visited:
+                await asyncio.sleep(0)
+
+    def _hold_back_if_behind(self, state: PartitionFetchState) -> None:
+        if state.tp in self._behind and self._session.is_asked_for(state):
+            self._session.remove(state.tp)
+            self._throttled[state.tp] = state
 
     def _seconds_to_next(self) -> float | None:
         """Return the seconds until a delayed partition may be fetched again."""
-        waits = [min(state.due for state in self._delayed.values()) - self._loop.time()] if self._delayed else []
+        due = self._delayed.next_due()
+        waits = [] if due is None else [due - self._loop.time()]
         if self._throttled:
             waits.append(self._replicas.quotas.follower.seconds_to_wait())
         return max(0.0, min(waits)) if waits else None
@@ -328,7 +349,8 @@ class ReplicaFetcher:
             self._session.put(state)  # a DeleteRecords waits until the leader knows
         state.lag = max(0, data.high_watermark - state.fetch_offset)
         if state.lag:
-            self._behind[state.tp] = state
+            if state.tp not in self._behind:
+                self._behind[state.tp] = self._unchecked[state.tp] = state
         else:
             self._behind.pop(state.tp, None)
         if self._replicas.woken_fetches:
@@ -378,7 +400,7 @@ class ReplicaFetcher:
             return
         ends = await leader_requests.end_offsets_for_epochs(connection, self._config, asked)
         for state in asked:
-            if _claim(self._truncating, state) and state.is_current:
+            if claim(self._truncating, state) and state.is_current:
                 self._on_epoch_end(state, *ends[state.tp])
 
     def _on_epoch_end(self, state: PartitionFetchState, error: ErrorCode, end: EpochEndOffset) -> None:
@@ -395,7 +417,7 @@ class ReplicaFetcher:
         states = [*self._out_of_range.values()]
         resets = await leader_requests.resets(connection, self._config, states)
         for state in states:
-            if _claim(self._out_of_range, state) and state.is_current:
+            if claim(self._out_of_range, state) and state.is_current:
                 self._on_reset(state, resets[state.tp])
 
     def _on_reset(self, state: PartitionFetchState, reset: Reset | ErrorCode) -> None:
@@ -433,11 +455,3 @@ class ReplicaFetcher:
         error = correct_epochs(state.log, state.leader_epoch)
         state.is_truncating = state.is_truncating or state.log.latest_epoch is None
         self._after_change(state, error)
-
-
-def _claim(waiting: dict[TopicPartition, PartitionFetchState], state: PartitionFetchState) -> bool:
-    """Return whether this state was still waiting. A state that replaced it meanwhile keeps waiting."""
-    if waiting.get(state.tp) is not state:
-        return False
-    del waiting[state.tp]
-    return True

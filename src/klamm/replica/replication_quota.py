@@ -74,11 +74,16 @@ class ReplicationQuotaManager:
         """Bytes per second."""
         self._rate = SampledRate(clock, sample_count, window_s)
         self._throttled: dict[str, frozenset[int] | None] = {}
+        self.change_count = 0
+        """Changes of the set of throttled replicas."""
         metrics.gauge("kafka.server", name, "byte-rate", self._rate.measure)
         self.bytes = metrics.meter("klamm.server", name, "ThrottledBytesPerSec")
 
     def throttle(self, topic: str, partitions: frozenset[int] | None) -> None:
         """Throttle these partitions (None: all) of a topic from now on; an empty set means none."""
+        if partitions == self._throttled.get(topic, frozenset()):
+            return
+        self.change_count += 1
         if partitions is None or partitions:
             self._throttled[topic] = partitions
         else:

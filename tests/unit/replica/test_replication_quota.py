@@ -183,7 +183,7 @@ class TestFollower:
         copied = cluster.log(2).log_end_offset
         assert copied < 4 and quota.bytes.count == cluster.log(2).size_bytes and quota.is_exceeded
         fetcher = cluster.fetchers[2]
-        fetcher._hold_back()
+        follower.loop.run_until_complete(fetcher._hold_back())
         assert not len(fetcher._session) and fetcher._seconds_to_next() is not None
         for _ in range(40):
             follower.clock.elapsed_ms += 11_000
