@@ -57,7 +57,10 @@ class CoreDriver:
         self.replies: list[object] = []
         self.sent_bytes = 0
         self.on_step: Callable[[], None] = lambda: None
-        """Called wherever the control loop would do other work: at a pause, and before a request is encoded."""
+        """Called wherever the control loop would do other work: at a pause, before a request is encoded, and while it
+        waits for ZooKeeper."""
+        self.on_answer: Callable[[], None] = lambda: None
+        """Called when ZooKeeper has answered."""
 
     def start(self) -> None:
         """Registers, wins the election, fails over."""
@@ -100,13 +103,12 @@ class CoreDriver:
                 error = caught
 
     def _answer(self, effect: Effect, events: list[ControllerEvent]) -> Any:
-        if isinstance(effect, ZkRead):
-            return tuple(map(self._read, effect.ops))
-        if isinstance(effect, ZkMulti):
-            results = self.tree.multi(_SESSION, effect.ops, 0)
-            if (failure := ops.multi_failure(effect.ops, results)) is not None:
-                raise ops.MultiFailed(failure)
-            return results
+        if isinstance(effect, ZkRead | ZkMulti):
+            self.on_step()
+            try:
+                return self._ask_zookeeper(effect)
+            finally:
+                self.on_answer()
         if isinstance(effect, AskSessionId):
             return _SESSION
         if isinstance(effect, Pause):
@@ -118,6 +120,14 @@ class CoreDriver:
         elif isinstance(effect, Reply):
             self.replies.append(effect.value)
         return None
+
+    def _ask_zookeeper(self, effect: ZkRead | ZkMulti) -> Any:
+        if isinstance(effect, ZkRead):
+            return tuple(map(self._read, effect.ops))
+        results = self.tree.multi(_SESSION, effect.ops, 0)
+        if (failure := ops.multi_failure(effect.ops, results)) is not None:
+            raise ops.MultiFailed(failure)
+        return results
 
     def _read(self, op: ops.ReadOp) -> ops.ReadResult | None:
         try:

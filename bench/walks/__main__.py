@@ -13,6 +13,7 @@ import gc
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 
 import uvloop
 
@@ -41,9 +42,15 @@ def main() -> int:
         turns = runner.run(broker_turns.serve(folder, account, args.partitions, chosen))
     print(report.table(("broker loop", "longest turn ms"), [(name, f"{hold_ms:.1f}") for name, hold_ms in turns]))
     events = [row for row in controller_events.rows(args.partitions) if chosen(row[0])]
-    lines = [(name, f"{step_ms:.2f}", f"{total_ms:.2f}") for name, step_ms, total_ms in events]
-    print(report.table(("controller", "longest step ms", "CPU ms"), lines))
+    print_steps("controller", events)
+    if chosen(title := controller_events.EVENTS_OF_BROKERS):
+        print_steps(title, controller_events.events_of_brokers(args.partitions))
     return int(any(row[1] > args.bound_ms for row in (*turns, *events)))
+
+
+def print_steps(title: str, rows: Iterable[tuple[str, float, float]]) -> None:
+    lines = [(name, f"{step_ms:.2f}", f"{total_ms:.2f}") for name, step_ms, total_ms in rows]
+    print(report.table((title, "longest step ms", "CPU ms"), lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""CPU time of the controller's events that change little or nothing, in a large cluster.
+"""CPU time of the controller's events in a large cluster: those that change little or nothing, and those of a broker.
 
 Measured in this process, without sockets: the controller's core handles the event, the tree answers, and the requests
-are encoded. The least of some rounds counts. A step ends where the control loop would do other work.
+are encoded. The least of some rounds counts. A step ends where the control loop would do other work. The tree's own
+time is part of the whole event, but not of a step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from bench.control_plane.core import CoreDriver, cluster, register
 from bench.control_plane.one_change import alter
@@ -18,8 +20,12 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.metrics import ControllerMetrics
 from klamm.metrics import MetricsRegistry
 from klamm.zk.model import ops, paths
+from klamm.zk.model.znodes import encode_log_dir_event
 
 ROUNDS = 7
+ROUNDS_OF_BROKERS = 3
+BROKER = 3
+EVENTS_OF_BROKERS: Final = "events of a broker with all partitions"
 Change = Callable[[int], object]
 
 
@@ -27,12 +33,55 @@ def rows(partitions: int) -> Iterator[tuple[str, float, float]]:
     """Yield the name, the longest step and the CPU time of each event, in milliseconds."""
     driver = CoreDriver(cluster(partitions))
     clock = StepClock()
-    driver.on_step = clock.on_step
+    driver.on_step, driver.on_answer = clock.on_step, clock.on_answer
     driver.start()
     gc.collect()
     gc.freeze()
     for name, change in changes(driver):
         yield name, *least_ms(change, clock, driver)
+
+
+def events_of_brokers(partitions: int) -> Iterator[tuple[str, float, float]]:
+    """Events of a broker with a replica of every partition; it leads a third of them. Each round has its own cluster,
+    because an event changes all of it.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(ROUNDS_OF_BROKERS):
+        for events_of_cluster in (fails_over, changes_often, shuts_down):
+            driver = CoreDriver(cluster(partitions))
+            clock = StepClock()
+            driver.on_step, driver.on_answer = clock.on_step, clock.on_answer
+            gc.collect()
+            gc.freeze()
+            for name, change in events_of_cluster(driver):
+                found.setdefault(name, []).append(time_of(change, clock, driver))
+    for name, times in found.items():
+        yield name, *min(times)
+
+
+def fails_over(driver: CoreDriver) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The controller is elected when the broker is dead."""
+    driver.tree.multi(1, [ops.Delete(paths.broker_path(BROKER))], 0)
+    yield "failover, one of three brokers dead", driver.start
+
+
+def changes_often(driver: CoreDriver) -> Iterator[tuple[str, Callable[[], object]]]:
+    driver.start()
+    event = ops.Create(paths.log_dir_event_path(), encode_log_dir_event(BROKER), sequential=True)
+    driver.tree.multi(1, [event], 0)
+    yield (
+        "broker with all partitions reports a failed directory",
+        lambda: driver.process(events.LogDirEventNotification()),
+    )
+    driver.tree.multi(1, [ops.Delete(paths.broker_path(BROKER))], 0)
+    yield "broker with all partitions dies", lambda: driver.process(events.BrokerChange())
+    register(driver.tree, BROKER)
+    yield "broker with all partitions registers again", lambda: driver.process(events.BrokerChange())
+
+
+def shuts_down(driver: CoreDriver) -> Iterator[tuple[str, Callable[[], object]]]:
+    driver.start()
+    yield "controlled shutdown of a third of the leaders", lambda: driver.process(events.ControlledShutdown(BROKER))
 
 
 def changes(driver: CoreDriver) -> Iterator[tuple[str, Change]]:
@@ -102,6 +151,9 @@ class StepClock:
         now = time.thread_time_ns()
         self._longest, self._begun = max(self._longest, now - self._begun), now
 
+    def on_answer(self) -> None:
+        self._begun = time.thread_time_ns()
+
     def longest_ms(self) -> float:
         self.on_step()
         return self._longest / 1_000_000
@@ -109,13 +161,13 @@ class StepClock:
 
 def least_ms(change: Change, clock: StepClock, driver: CoreDriver) -> tuple[float, float]:
     """All of the event, and its longest step."""
-    times = []
-    for number in range(ROUNDS):
-        driver.sent = []  # freeing the requests of the event before is not part of this one
-        clock.start()
-        begun = time.thread_time_ns()
-        change(number)
-        total_ms = (time.thread_time_ns() - begun) / 1_000_000
-        times.append((clock.longest_ms(), total_ms))
-    step_ms, total_ms = min(times)
-    return step_ms, total_ms
+    return min(time_of(lambda n=number: change(n), clock, driver) for number in range(ROUNDS))  # type: ignore[misc]
+
+
+def time_of(change: Callable[[], object], clock: StepClock, driver: CoreDriver) -> tuple[float, float]:
+    driver.sent = []  # freeing the requests of the event before is not part of this one
+    clock.start()
+    begun = time.thread_time_ns()
+    change()
+    total_ms = (time.thread_time_ns() - begun) / 1_000_000
+    return clock.longest_ms(), total_ms
