@@ -89,7 +89,7 @@ class MetricsServer:
     async def start(self) -> None:
         """Start to listen. Raises ConfigError if the address cannot be bound."""
         loop = asyncio.get_running_loop()
-        accepting = self._accepting = AcceptLoop(loop, self._open)
+        accepting = self._accepting = AcceptLoop(loop, self._open, listener="of the metrics endpoint")
         try:
             for sock in await bind_sockets(loop, self._host, self._port, {}):
                 self._port = sock.getsockname()[1]
