@@ -9,7 +9,6 @@ import pytest
 from kafka.record.memory_records import MemoryRecords
 
 from klamm.apis import fetch, produce
-from klamm.apis.access import may_on_cluster
 from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log import append_as_leader
@@ -510,12 +509,13 @@ class TestSessions:
         self, one: OneBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         decided: list[bool] = []
+        decide = fetch._is_follower
 
-        def counted(*args: Any, **options: Any) -> bool:
-            decided.append(may_on_cluster(*args, **options))
+        def counted(*args: Any) -> bool:
+            decided.append(decide(*args))
             return decided[-1]
 
-        monkeypatch.setattr(fetch, "may_on_cluster", counted)
+        monkeypatch.setattr(fetch, "_is_follower", counted)
         one.lead("t", 2, topic_id=ID, replicas=(1, 2), isr=(1, 2))
         session_id = one.ask(fetch.API, request({0: 0}, session_epoch=0, replica_id=2), 12).session_id
         assert session_id > 0 and decided == [True]
