@@ -198,7 +198,7 @@ OTHER_WAITS = {
     "klamm.controller.controller.FIRST_PAUSE_S": "the election of a controller, in ZooKeeper",
     "klamm.controller.controller.LONGEST_PAUSE_S": "the election of a controller, in ZooKeeper",
     "klamm.log.unwritten_batches.MAX_WAIT_S": "how long a broker keeps a note of a producer",
-    "klamm.network.accept_loop.PAUSE_S": "file descriptors of this process",
+    "klamm.sockets.accept_loop.PAUSE_S": "file descriptors of this process",
     "klamm.replica.producer_ids.MAX_WAIT_S": "a broker's wait for its controller in a request that the client repeats",
     "klamm.replica.replication_quota._LONGEST_WAIT_S": "a quota of the user",
     "klamm.replica.replication_quota._SHORTEST_WAIT_S": "a quota of the user",

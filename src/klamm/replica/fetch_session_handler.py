@@ -27,6 +27,13 @@ CHANGED_PARTITIONS: Final = 2_000
 """Changed partitions that one request names. The session forgets the others, and they are added to it again."""
 FORGOTTEN_PARTITIONS: Final = 2_000
 """Partitions that one request takes out of a session."""
+SESSION_ERRORS: Final = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
 PARTITIONS_PER_SLICE: Final = 200
 """Partitions that a follower adds to a request, or reads from an answer, before the loop serves others."""
 

@@ -19,7 +19,7 @@ from klamm.log.leader_epoch_cache import EpochEndOffset
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchResponse, PartitionData
 from klamm.replica import gauges, leader_requests
-from klamm.replica.fetch_session_handler import PARTITIONS_PER_SLICE, BuiltRequest, FetchSessionHandler
+from klamm.replica.fetch_session_handler import PARTITIONS_PER_SLICE, SESSION_ERRORS, BuiltRequest, FetchSessionHandler
 from klamm.replica.fetch_state import FIRST_DELAY_MS, DelayedStates, PartitionFetchState, claim
 from klamm.replica.fetcher_config import FetcherConfig
 from klamm.replica.leader_requests import LeaderConnection
@@ -34,13 +34,6 @@ BYTES_PER_SLICE: Final = 1 << 20
 """Records that are appended before the loop serves others."""
 _NONE: Final = ErrorCode.NONE
 _STATS: Final = ("kafka.server", "FetcherStats")
-_SESSION_ERRORS: Final = frozenset(
-    {
-        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-    }
-)
 
 
 Connect = Callable[[int], Awaitable[LeaderConnection]]
@@ -272,7 +265,7 @@ class ReplicaFetcher:
         error = ErrorCode.of(response.error_code) if response.error_code else _NONE
         self._session.on_response(error, response.session_id)
         if error is not _NONE:
-            if error not in _SESSION_ERRORS:
+            if error not in SESSION_ERRORS:
                 log.warning("%s: broker %d rejected a fetch: %s", self.name, self.leader_id, error.name)
                 await self._rest(self._config.backoff_ms / 1000)
             return
