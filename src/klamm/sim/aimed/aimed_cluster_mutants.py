@@ -242,6 +242,12 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "                self._report(tp, hosted, damage.start_offset, damage.end_offset)\n",
         "",
     ),
+    "logs_of_other_topics_are_used": aimed(
+        "log of another topic",
+        _L + "log",
+        "            return ErrorCode.NONE if self.topic_id == topic_id else ErrorCode.INCONSISTENT_TOPIC_ID\n",
+        "            return ErrorCode.NONE\n",
+    ),
     # --- truncation
     "truncation_keeps_the_producers_of_removed_batches": aimed(
         "truncated batches", _L + "producer_state", "            self._undo(change)\n", "            pass\n"

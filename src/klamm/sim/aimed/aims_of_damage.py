@@ -1,18 +1,22 @@
 """Aimed scenarios of damaged logs: files of a broker are damaged while it is stopped.
 
 If a sealed segment is truncated or removed, the log ends where it did, but it has a gap. A log start offset beyond the
-end of the log names all records as deleted. In the end the damaged replica must have all records again.
+end of the log names all records as deleted. A directory may be that of another topic. In the end the damaged replica
+must have all records again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Final, NamedTuple
 
+from klamm.errors import ErrorCode
 from klamm.log import names
 from klamm.log.checkpoints import encode_offsets
 from klamm.model import TopicPartition
-from klamm.sim.aimed.cluster_stage import ClusterAim, ClusterStage
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.sim.aimed.cluster_stage import ClusterAim, ClusterStage, expect
 from klamm.sim.cluster import SimNode
 from klamm.sim.cluster_quiet import content
 from klamm.sim.violation import require
@@ -22,6 +26,8 @@ _RECORDS: Final = 12
 _SMALL_SEGMENTS: Final[dict[str, object]] = {"log.segment.bytes": 250}
 _BACK_S: Final = 20.0
 """Maximum time until a broker that was started is in sync."""
+_UNUSED_S: Final = 3.0
+"""Longer than a follower with all records takes to be in sync."""
 
 
 class _Gap(NamedTuple):
@@ -143,6 +149,40 @@ async def _damage_lonely_leader(stage: ClusterStage) -> None:
         _check_records(stage, tp)
 
 
+async def _replace_log(stage: ClusterStage) -> None:
+    """The log of a stopped follower is replaced by one of another topic, such as by a restored directory.
+
+    It is not used: its records are those of the other topic. Without it, the follower copies the replica again.
+    """
+    tp, other = stage.tps[0], await stage.create_topic("other", 3)
+    await stage.write(tp, _RECORDS)
+    leader = await stage.leader(tp)
+    for number in range(_RECORDS):
+        batch = build_batch([Record(timestamp=0, value=b"other %d" % number)])
+        expect("a record", await stage.try_append(await stage.leader(other), other, batch), ErrorCode.NONE)
+    follower = stage.followers(leader)[0]
+    await follower.stop()
+    stage.cluster.note(f"aimed: {_directory(tp)} of broker {follower.id} is that of {other}")
+    files = follower.files
+    files.remove_tree(_directory(tp))
+    files.make_dirs(_directory(tp))
+    for info in files.list_dir(_directory(other)):
+        files.write_atomic(f"{_directory(tp)}/{info.name}", files.read_bytes(f"{_directory(other)}/{info.name}"))
+    await _start(stage, follower)
+    others = [each for each in stage.tps if each != tp]
+    await stage.wait(lambda: all(follower.id in stage.isr(each) for each in others), "the other replicas are in sync")
+    await asyncio.sleep(_UNUSED_S)
+    assert follower.broker is not None
+    require(follower.id not in stage.isr(tp), f"broker {follower.id} is in sync with records of {other}")
+    hosted = follower.broker.replicas.partitions.get(tp)
+    require(hosted is None or hosted.log is None, f"broker {follower.id} uses the log of {other} for {tp}")
+    await follower.stop()
+    follower.files.remove_tree(_directory(tp))
+    await _start(stage, follower)
+    await stage.in_sync(follower, _BACK_S)
+    _check_records(stage, tp)
+
+
 async def _lead_alone(stage: ClusterStage, tp: TopicPartition, node: SimNode, gap: _Gap) -> None:
     await _start(stage, node)
     leader = await stage.leader(tp)
@@ -186,5 +226,6 @@ AIMS_OF_DAMAGE: Final[dict[str, ClusterAim]] = {
     "damaged follower": ClusterAim(_damage_follower, _SMALL_SEGMENTS),
     "damaged log start": ClusterAim(_damage_log_start, _SMALL_SEGMENTS),
     "damaged last leader": ClusterAim(_damage_last_leader, _SMALL_SEGMENTS),
+    "log of another topic": ClusterAim(_replace_log),
     "damaged lonely leader": ClusterAim(_damage_lonely_leader, _SMALL_SEGMENTS),
 }
