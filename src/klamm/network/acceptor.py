@@ -82,8 +82,8 @@ class Acceptor:
         """Those of clients and those of brokers, in the order of their opening. Those that have sent a request since
         then are removed when they are met."""
         self._full_until = -math.inf
-        self._look_at = -math.inf
-        """When a full line is searched again."""
+        self._look_at = {False: -math.inf, True: -math.inf}
+        """When a full line is searched again: that of clients and that of brokers."""
         environment, name = processor.environment, endpoint.listener
         self._handshakes = TlsHandshakes(environment, self.new_connection, self._has_room, listener=name)
         self._accept_loop = AcceptLoop(environment.loop, self._open, self._has_room, listener=name)
@@ -283,10 +283,10 @@ class Acceptor:
 
     def _forget_left(self, line: deque[Connection]) -> None:
         """Close waiting connections whose peer has left: they are not read, so the loop does not notice."""
-        now = self.processor.environment.clock.monotonic()
-        if now < self._look_at:
+        now, of_brokers = self.processor.environment.clock.monotonic(), line is self._waiting_brokers
+        if now < self._look_at[of_brokers]:
             return
-        self._look_at = now + LOOK_INTERVAL_S
+        self._look_at[of_brokers] = now + LOOK_INTERVAL_S
         waiting = [connection for connection in line if not connection.has_ended()]
         line.clear()
         line.extend(waiting)

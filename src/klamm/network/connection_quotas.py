@@ -47,8 +47,9 @@ class DescriptorRoom:
 class ConnectionQuotas:
     """Counts connections.
 
-    Brokers always reach each other: the listeners that only they use are exempt from the limits per address and from
-    the broker-wide one, and on a shared listener the addresses of brokers have a reserve above all limits.
+    Clients do not keep brokers from each other: the listeners that only they use are exempt from the limits per address
+    and from the broker-wide one, and on a shared listener the addresses of brokers have a reserve above all limits.
+    Beyond the reserve, which programs on a broker's host share, connections of brokers wait or are refused, too.
 
     The limits count admitted connections. `DescriptorRoom` counts open ones, so that clients never use up the file
     descriptors that the broker needs for its logs, for ZooKeeper and for other brokers.

@@ -243,7 +243,8 @@ class SocketServer:
         if victim is None:
             return False
         victim.is_silent = False  # It does not count again before it is closed.
-        victim.log_refusal(logging.INFO, "Closing", "it has sent nothing, and the file descriptors are needed")
+        state = "no request has arrived from it" if victim.is_admitted else "it waits for admission"
+        victim.log_refusal(logging.INFO, "Closing", f"{state}, and the file descriptors are needed")
         victim.abort()
         return True
 

@@ -190,6 +190,27 @@ def test_clients_that_left_do_not_take_the_places_of_those_that_wait(run: Run) -
 
 
 @both_loops
+def test_each_line_is_searched_for_those_that_left(run: Run) -> None:
+    async def scenario() -> None:
+        config = SocketServerConfig(socket_listen_backlog_size=1)
+        async with Server(heartbeat_api(), config=config, started=False, broker_addresses=("127.0.0.2",)) as server:
+            addresses = ("127.0.0.1", "127.0.0.2")
+            left = [await server.client(address=address) for address in addresses]
+            await until(lambda: muted(server) == {"not-admitted": 2})
+            for client in left:
+                await client.close()
+            late = [await server.client(address=address) for address in addresses]
+            accepted = server.network.acceptors[0].open
+            await until(lambda: max(c.index for c in accepted) == 3 and len(accepted) == 2)
+            server.network.start_processing()
+            for number, client in enumerate(late):
+                assert await ask(client, number) == number
+                await client.close()
+
+    run(scenario())
+
+
+@both_loops
 def test_a_listener_limit_and_the_protected_listener(run: Run) -> None:
     async def scenario() -> None:
         config = limited(max_connections=2, listener_max_connections={"REPLICATION": 2})
