@@ -94,7 +94,7 @@ def append_as_follower(log: Log, records: memoryview | bytes | bytearray) -> App
     OFFSET_OUT_OF_RANGE: the first batch begins before the end of the log. CORRUPT_MESSAGE: a checksum is wrong.
     """
     if not log.is_usable():
-        return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE)
+        return _not_usable(log, records, AppendOrigin.REPLICATION)
     sent = check_replicated(records, log.log_end_offset)
     if isinstance(sent, Rejection):
         return _rejected(log, sent.error, sent.message)

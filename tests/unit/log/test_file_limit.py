@@ -382,3 +382,16 @@ def test_a_commit_marker_needs_no_other_file() -> None:
     bench.files.fault = exhausted
     end_txn(log, 7, abort=False)
     assert not any(name.endswith(".txnindex") for name in bench.names())
+
+
+def test_a_follower_whose_log_cannot_be_opened_is_not_offline() -> None:
+    bench = Bench()
+    first = bench.manager()
+    append(first.get_or_create_log(TP), produced(0, b"a"))
+    first.shutdown()
+    log = bench.manager().get_or_create_log(TP)
+    bench.files.fault = exhausted
+    result = append_as_follower(log, produced(1, b"b"))
+    assert result.error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert result.error_message == "the broker has too many open files"
+    assert not log.unwritten
