@@ -398,10 +398,8 @@ def _epoch_starts(segments: LogSegments, start_offset: int, end_offset: int) -> 
     """Yield where epochs begin among the batches from `start_offset` to `end_offset`. Older formats have no epochs."""
     latest = NO_EPOCH
     with contextlib.suppress(ProtocolError):
-        for segment in segments:
-            for _, batch in segment.batches():
-                if batch.last_offset < start_offset:
-                    continue
+        for segment in segments.between(start_offset, end_offset):
+            for batch in segment.batches_from(start_offset):
                 if batch.base_offset >= end_offset or batch.partition_leader_epoch == NO_EPOCH:
                     return
                 if batch.partition_leader_epoch > latest:

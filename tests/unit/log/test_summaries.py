@@ -462,6 +462,19 @@ def test_a_moved_log_start_does_not_make_the_epochs_wrong(with_epochs: Bench, ca
     assert not caplog.records
 
 
+def test_epochs_before_those_of_the_file_are_read_from_the_log_start_on(with_epochs: Bench) -> None:
+    with_epochs.files.write_atomic(f"{DIR}/orders-0/{LEADER_EPOCH_CHECKPOINT}", b"0\n1\n6 25\n")
+    reads: list[str] = []
+    with_epochs.files.fault = lambda operation, path: reads.append(path) if operation == "pread" else None
+    log = with_epochs.open(clean=True, recovery_point=30, log_start_offset=22)
+    assert [tuple(entry) for entry in log.leader_epochs.entries] == [(5, 22), (6, 25)]
+    floor = log.segments.floor(22)
+    assert floor is not None
+    assert {path for path in reads if path.endswith(".log")} <= {
+        segment.path(".log") for segment in log.segments if segment.base_offset >= floor.base_offset
+    }
+
+
 @pytest.mark.parametrize("harm", ["missing", "empty", "garbled"])
 def test_damaged_producer_snapshots_are_read_from_the_records(with_epochs: Bench, harm: str) -> None:
     """A repeated batch would be written twice if its producer were forgotten."""
