@@ -49,7 +49,7 @@ class ProducerStateManager:
     def __init__(self, producer_id_expiration_ms: int = 86_400_000) -> None:
         self.producer_id_expiration_ms = producer_id_expiration_ms
         self.entries: OrderedDict[int, ProducerStateEntry] = OrderedDict()
-        """By producer id, ordered by the time of the last batch."""
+        """By producer id, ordered by the time of the last batch. Those whose batches were cut off come last."""
         self.verifications = VerificationStates()
         self.rebuilt_after: ConnectionOrder = 0
         """The youngest connection of the broker when the entries were read from the files, after a truncation."""
