@@ -256,7 +256,7 @@ AIMED_CLUSTER_MUTANTS: Final[dict[str, Mutant]] = {
         "truncated batches without files",
         _L + "log",
         "        self._unfinished_cut = cut\n        self._finish_truncation()\n",
-        "        cut()\n        self._local.truncate_producers(start, end)\n",
+        "        cut()\n        self._local.truncate_producers(start, end, self.high_watermark)\n",
     ),
     "failed_truncations_end_the_fetching": aimed(
         "truncated batches without files",
