@@ -231,7 +231,7 @@ def test_logins_that_succeed_do_not_wait_for_each_other_after_a_burst_of_failure
         budget.note_failure(ADDRESS, 100.0)
     failing: deque[float] = deque()
     waits: list[float] = []
-    for tenth in range(1_000, 1_600):
+    for tenth in range(1_000, 2_000):
         now = tenth / 10
         while failing and failing[0] <= now:
             budget.note_failure(ADDRESS, failing.popleft())
@@ -239,7 +239,7 @@ def test_logins_that_succeed_do_not_wait_for_each_other_after_a_burst_of_failure
             insort(failing, budget.begin_at(ADDRESS, now))
         waits.append(budget.begin_at(ADDRESS, now) - now)
     assert waits[0] > 0 and max(waits) <= MAX_WAIT_S + 0.001
-    assert max(waits[300:]) == 0, "ten logins per second, half a minute after the burst"
+    assert max(waits[600:]) == 0, "ten logins per second, a minute after the burst"
 
 
 def test_the_last_turn_comes_before_the_time_of_its_authentication_ends() -> None:
