@@ -66,12 +66,16 @@ class BrokerAddresses:
 
     async def follow_registrations(self, read: ReadRegistrations) -> None:
         """Read them again until the controller has sent the brokers: it may be a broker that registered later."""
+        has_failed = False
         while not self._metadata.snapshot.brokers:
             await asyncio.sleep(REGISTRATIONS_INTERVAL_S)
             try:
                 await self.read_registrations(read)
+                has_failed = False
             except ZkError as error:  # the session has expired, for example; the broker begins another one
-                _log.warning("the registered brokers cannot be read from ZooKeeper: %s", error)
+                if not has_failed:
+                    _log.warning("the registered brokers cannot be read from ZooKeeper, trying again: %s", error)
+                has_failed = True
 
     async def resolve_periodically(self) -> None:
         """Resolve all names again and again, because an address may change behind its name."""

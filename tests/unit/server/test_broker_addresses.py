@@ -13,7 +13,7 @@ from klamm.network import ConnectionLimits, SocketServerConfig
 from klamm.server import broker_addresses
 from klamm.server.background_tasks import BackgroundTasks
 from klamm.server.broker_addresses import BrokerAddresses
-from klamm.zk.model.ops import SessionExpired, ZkError
+from klamm.zk.model.ops import ConnectionLoss, SessionExpired, ZkError
 from tests.unit.network.harness import RawClient, Server, heartbeat, heartbeat_api, muted, until
 
 
@@ -213,10 +213,14 @@ def test_a_waiting_connection_passes_clients_when_its_broker_registers(monkeypat
     asyncio.run(scenario())
 
 
-def test_registrations_are_read_again_after_zookeeper_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session of a starting broker can expire before the controller has sent the brokers."""
+def test_registrations_are_read_again_after_zookeeper_has_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session of a starting broker can expire before the controller has sent the brokers. This is logged once."""
     monkeypatch.setattr(broker_addresses, "REGISTRATIONS_INTERVAL_S", 0.001)
-    answers: list[tuple[BrokerEndPoints, ...] | ZkError] = [SessionExpired(), nodes(b1="10.0.0.1", b2="127.0.0.2")]
+    registered = nodes(b1="10.0.0.1", b2="127.0.0.2")
+    answers: list[tuple[BrokerEndPoints, ...] | ZkError] = [SessionExpired(), SessionExpired(), ConnectionLoss()]
+    answers += [registered, SessionExpired(), registered]
 
     async def read() -> tuple[BrokerEndPoints, ...]:
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -227,9 +231,10 @@ def test_registrations_are_read_again_after_zookeeper_has_failed(monkeypatch: py
     async def scenario() -> None:
         broker = StartingBroker()
         following = asyncio.ensure_future(broker.addresses.follow_registrations(read))
-        await until(lambda: broker.addresses.includes("127.0.0.2") or following.done())
-        assert not following.done()
+        await until(lambda: len(answers) == 1 or following.done())
+        assert not following.done() and broker.addresses.includes("127.0.0.2")
         broker.metadata.update(brokers(b1="10.0.0.1", b2="127.0.0.2"))
         await following
 
     asyncio.run(scenario())
+    assert caplog.text.count("the registered brokers cannot be read") == 2, "once per failure of ZooKeeper"
