@@ -142,12 +142,19 @@ def test_garbage_in_the_znodes_of_a_topic_and_of_a_broker(cluster: LocalCluster,
     eventually(lambda: problems(cluster) == [], "the problems stay")
 
 
-def test_an_emptied_block_of_producer_ids_is_named(cluster: LocalCluster, zookeeper: KazooClient) -> None:
+@pytest.mark.parametrize(("is_deleted", "problem"), [(False, "it was emptied"), (True, "it was deleted and created")])
+def test_an_emptied_block_of_producer_ids_is_named(
+    cluster: LocalCluster, zookeeper: KazooClient, *, is_deleted: bool, problem: str
+) -> None:
     RawClient(cluster.port(1)).new_producer()
     before = zookeeper.get(paths.PRODUCER_ID_BLOCK)[0]
-    zookeeper.set(paths.PRODUCER_ID_BLOCK, b"")
+    if is_deleted:
+        zookeeper.delete(paths.PRODUCER_ID_BLOCK)
+        zookeeper.create(paths.PRODUCER_ID_BLOCK)
+    else:
+        zookeeper.set(paths.PRODUCER_ID_BLOCK, b"")
     (found,) = problems(cluster)
-    assert found.startswith(f"znode {paths.PRODUCER_ID_BLOCK}: it was emptied") and "a higher block is safe" in found
+    assert found.startswith(f"znode {paths.PRODUCER_ID_BLOCK}: {problem}") and "a higher block is safe" in found
     zookeeper.set(paths.PRODUCER_ID_BLOCK, before)
     assert problems(cluster) == []
 

@@ -47,6 +47,7 @@ EVERY_FAULT = {
     "controlled shutdowns",
     "crashes",
     "cut links",
+    "emptied blocks of producer ids",
     "failed log directories",
     "forged control requests",
     "forged controlled shutdowns",

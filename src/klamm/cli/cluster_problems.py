@@ -145,12 +145,14 @@ def _control_checks() -> list[Check]:
 
 
 def _block_of_producer_ids(session: BlockingSession) -> list[str]:
-    """Its version is needed: brokers create it empty, and an emptied one is damaged."""
+    """Its stat is needed: brokers create it empty, and one that was emptied or created again is damaged."""
     from klamm.zk.model import paths, znodes
     from klamm.zk.model.ops import NoNode
 
     try:
-        znodes.decode_producer_id_block(*session.get_with_version(paths.PRODUCER_ID_BLOCK))
+        data, stat = session.get_with_stat(paths.PRODUCER_ID_BLOCK)
+        epoch_czxid = session.get_with_stat(paths.CONTROLLER_EPOCH)[1].czxid
+        znodes.decode_producer_id_block(data, stat.version, czxid=stat.czxid, epoch_czxid=epoch_czxid)
     except NoNode:
         return []
     except znodes.ZnodeFormatError as error:

@@ -15,6 +15,7 @@ from klamm.zk.model.ops import ConnectionLoss, MultiFailed, SetData
 from klamm.zk.model.znodes import ProducerIdBlock, ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
 MAX_PRODUCER_ID: Final = 2**63 - 1
+_REMEDY: Final = "Restore the last block of producer ids; a higher one is safe"
 
 
 def on_allocate_producer_ids(ctx: ControllerContext, event: AllocateProducerIds) -> Steps[None]:
@@ -31,13 +32,16 @@ def _claim(ctx: ControllerContext, broker_id: int) -> Steps[ProducerIdsBlock]:
     """Compare and swap; after a lost answer a block may be skipped, which is harmless."""
     size = ctx.config.producer_ids_per_block
     while True:
-        (result,) = yield from read_data([paths.PRODUCER_ID_BLOCK])
+        result, epoch = yield from read_data([paths.PRODUCER_ID_BLOCK, paths.CONTROLLER_EPOCH])
         if result is None:
+            yield Note(f"no block of producer ids can be given: {paths.PRODUCER_ID_BLOCK} was deleted. {_REMEDY}", True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         try:
-            last = decode_producer_id_block(result.data, result.stat.version)
+            epoch_czxid = None if epoch is None else epoch.stat.czxid
+            stat = result.stat
+            last = decode_producer_id_block(result.data, stat.version, czxid=stat.czxid, epoch_czxid=epoch_czxid)
         except ZnodeFormatError as error:
-            yield Note(f"{error}. Restore the last block of producer ids; a higher one is safe", True)
+            yield Note(f"{error}. {_REMEDY}", True)
             return ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
         start = 0 if last is None else last.block_end + 1
         if start > MAX_PRODUCER_ID - size:

@@ -17,7 +17,7 @@ from klamm.replica.producer_ids import ProducerIdBlock
 from klamm.server.controller_channel import ControllerChannel
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
-from klamm.zk.model.ops import BadVersion, GetData, SetData, ZkError
+from klamm.zk.model.ops import BadVersion, Exists, GetData, SetData, ZkError
 from klamm.zk.model.znodes import ProducerIdBlock as ProducerIdBlockZnode
 from klamm.zk.model.znodes import ZnodeFormatError, decode_producer_id_block, encode_producer_id_block
 
@@ -65,7 +65,10 @@ async def take_from_zookeeper(zk: ZkSession, broker_id: int) -> AllocatedBlock:
     while True:
         try:
             found = await zk.read(GetData(paths.PRODUCER_ID_BLOCK))
-            last = decode_producer_id_block(found.data, found.stat.version)
+            epoch_czxid = await _czxid(zk, paths.CONTROLLER_EPOCH)
+            last = decode_producer_id_block(
+                found.data, found.stat.version, czxid=found.stat.czxid, epoch_czxid=epoch_czxid
+            )
             start = 0 if last is None else last.block_end + 1
             if start > MAX_PRODUCER_ID - BLOCK_SIZE:
                 _log.warning("no block of producer ids can be taken from %s: all are used up", paths.PRODUCER_ID_BLOCK)
@@ -82,3 +85,9 @@ async def take_from_zookeeper(zk: ZkSession, broker_id: int) -> AllocatedBlock:
         except ZkError:
             return AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         return AllocatedBlock(ErrorCode.NONE, start, BLOCK_SIZE)
+
+
+async def _czxid(zk: ZkSession, path: str) -> int | None:
+    """Return the zxid of a znode's creation; None if it does not exist."""
+    stat = (await zk.read(Exists(path))).stat
+    return None if stat is None else stat.czxid

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
 from typing import Final, Protocol
 
-from klamm.controller.events import ControlledShutdown, ControllerEvent, UncleanLeaderElectionEnable
-from klamm.controller.replies import ControlledShutdownResult, EventReply
+from klamm.controller.events import (
+    AllocateProducerIds,
+    ControlledShutdown,
+    ControllerEvent,
+    UncleanLeaderElectionEnable,
+)
+from klamm.controller.replies import ControlledShutdownResult, EventReply, ProducerIdsBlock
 from klamm.controller.requests import RequestHead, UpdateMetadataBody, UpdateMetadataRequest
 from klamm.errors import ErrorCode
 from klamm.model import UNKNOWN_BROKER_EPOCH, BrokerEndPoints
@@ -22,6 +27,8 @@ from klamm.zk.model.ops import Create, Delete, SetData, WriteOp
 from klamm.zk.model.znodes import encode_log_dir_event
 
 _FALSE_EPOCH: Final = 1_000_000
+_ANSWERED_MS: Final = 100
+"""Enough for a request to the controller and its answer in a quiet cluster."""
 Action = Callable[[], None]
 
 
@@ -228,3 +235,27 @@ class Faults:
             for node in self._work.up():
                 at = delay + self._rng.randint(1, 20)
                 self._world.later(at, partial(node.when_awake, partial(node.put, event)))
+
+    def empty_producer_ids(self) -> Iterator[int]:
+        """An operator empties the last block of producer ids and restores it. None is given meanwhile.
+
+        This needs a quiet cluster. Yields times, as `runner.run_phases` does.
+        """
+        yield from self._allocate_producer_ids(ErrorCode.NONE)
+        last = self._world.zookeeper.tree.nodes[paths.PRODUCER_ID_BLOCK].data or b""
+        self._count("emptied blocks of producer ids")
+        for data, error in ((b"", ErrorCode.UNKNOWN_SERVER_ERROR), (last, ErrorCode.NONE)):
+            self._work.tool("writes the block of producer ids", SetData(paths.PRODUCER_ID_BLOCK, data))
+            yield from self._allocate_producer_ids(error)
+
+    def _allocate_producer_ids(self, error: ErrorCode) -> Iterator[int]:
+        (controller,) = self._world.active()
+        replies: list[EventReply] = []
+        event = AllocateProducerIds(controller.id, controller.broker.broker_epoch)
+        self._work.ask(event, replies.append, controller)
+        yield self._world.scheduler.time_ms + _ANSWERED_MS
+        (reply,) = replies
+        assert isinstance(reply, ProducerIdsBlock)
+        if reply.error is ErrorCode.NONE:
+            self._world.checkers.on_producer_ids(controller.id, reply.start, reply.length)
+        require(reply.error is error, f"a request for producer ids: {reply.error.name} instead of {error.name}")

@@ -154,6 +154,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         first=83,
     ),
     "producer_ids_overlap": Mutant(_C + "producer_ids", "last.block_end + 1", "last.block_end", first=11),
+    "emptied_producer_ids_count_as_never_used": Mutant(
+        "klamm.zk.model.znodes", "if version > 0 else", "if False else", seeds=1
+    ),
     "producer_ids_without_version": Mutant(
         _C + "producer_ids",
         "SetData(paths.PRODUCER_ID_BLOCK, data, result.stat.version)",

@@ -65,6 +65,7 @@ def run_phases(world: World, work: Workload) -> Iterator[int]:
     yield world.scheduler.time_ms + LAST_CHANGE_MS
     yield from _settle(world)
     check_quiet(world, work)
+    yield from work.faults.empty_producer_ids()
 
 
 def _settle(world: World) -> Iterator[int]:

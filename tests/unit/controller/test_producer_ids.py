@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from klamm.controller.config import BLOCK_SIZE
 from klamm.controller.events import AllocateProducerIds
 from klamm.controller.producer_ids import MAX_PRODUCER_ID
@@ -50,5 +52,23 @@ def test_an_emptied_block_is_refused_and_reported() -> None:
     core.tool_writes(paths.PRODUCER_ID_BLOCK, b"")
     assert core.ask(ask) == ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
     assert any("it was emptied (version 2)" in line and "Restore the last block" in line for line in core.lines)
+    core.tool_writes(paths.PRODUCER_ID_BLOCK, encode_producer_id_block(ProducerIdBlock(1, 0, 4999)))
+    assert core.ask(ask) == ProducerIdsBlock(start=5000, length=BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_block_that_was_deleted_is_refused_and_reported(*, is_used: bool) -> None:
+    """The next broker that starts creates it again, empty and with version 0, as if it had never been used."""
+    core = Core("controller 1")
+    assert core.controller is not None
+    ask = AllocateProducerIds(1, core.controller.context.broker_epoch)
+    if is_used:
+        assert core.ask(ask) == ProducerIdsBlock(start=0, length=BLOCK_SIZE)
+    core.tool_deletes(paths.PRODUCER_ID_BLOCK)
+    assert core.ask(ask) == ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert any("was deleted. Restore the last block" in line for line in core.lines)
+    core.tool_writes(paths.PRODUCER_ID_BLOCK, b"")
+    assert core.ask(ask) == ProducerIdsBlock(ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert any("it was deleted and created again" in line and "Restore the last block" in line for line in core.lines)
     core.tool_writes(paths.PRODUCER_ID_BLOCK, encode_producer_id_block(ProducerIdBlock(1, 0, 4999)))
     assert core.ask(ask) == ProducerIdsBlock(start=5000, length=BLOCK_SIZE)

@@ -14,7 +14,7 @@ from klamm.replica import producer_ids
 from klamm.server.producer_id_blocks import AllocatedBlock, take_from_zookeeper
 from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
-from klamm.zk.model.ops import GetData, SetData
+from klamm.zk.model.ops import Delete, GetData, SetData
 from klamm.zk.model.znodes import ProducerIdBlock, decode_producer_id_block, encode_producer_id_block
 from klamm.zk.server.server import EmbeddedZooKeeper
 
@@ -84,3 +84,26 @@ def test_no_block_is_taken_from_an_emptied_znode(tmp_path: Path, caplog: pytest.
 
     assert asyncio.run(run()) == AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert "it was emptied (version 2)" in caplog.text
+
+
+def test_no_block_is_taken_from_a_znode_that_was_created_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> tuple[AllocatedBlock, AllocatedBlock]:
+        server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
+        zk = await ZkSession(server.address, 30_000).start()
+        try:
+            await zk.ensure_paths([paths.PRODUCER_ID_BLOCK])
+            await zk.ensure_paths([paths.CONTROLLER_EPOCH])
+            first = await take_from_zookeeper(zk, 1)
+            await zk.delete(Delete(paths.PRODUCER_ID_BLOCK))
+            await zk.ensure_paths([paths.PRODUCER_ID_BLOCK])
+            return first, await take_from_zookeeper(zk, 1)
+        finally:
+            await zk.close()
+            await server.stop()
+
+    first, second = asyncio.run(run())
+    assert first == AllocatedBlock(ErrorCode.NONE, 0, BLOCK_SIZE)
+    assert second == AllocatedBlock(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert "it was deleted and created again" in caplog.text

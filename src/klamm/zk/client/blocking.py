@@ -26,6 +26,7 @@ from klamm.zk.model.ops import (
     NodeExists,
     NoNode,
     ReadOp,
+    Stat,
     WriteOp,
     multi_failure,
 )
@@ -78,6 +79,11 @@ class BlockingSession:
         except NoNode:
             return None, -1
         return data or b"", stat.version
+
+    def get_with_stat(self, path: str) -> tuple[bytes | None, Stat]:
+        """Return data and stat. Raises NoNode or ConnectionLoss."""
+        data, stat = self._read(GetData(path))
+        return data, stat
 
     def read_many(self, paths: Sequence[str]) -> list[bytes | None]:
         """Return the data of each znode, None for a missing one. Raises ConnectionLoss."""

@@ -388,16 +388,21 @@ def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
     )
 
 
-def decode_producer_id_block(data: bytes | None, version: int = 0) -> ProducerIdBlock | None:
+def decode_producer_id_block(
+    data: bytes | None, version: int = 0, *, czxid: int = 0, epoch_czxid: int | None = None
+) -> ProducerIdBlock | None:
     """Return the last block; None if no block was allocated yet, because the znode is created empty.
 
-    `version` is that of the znode. One that was emptied later is invalid: ids would be allocated twice.
+    `version` is that of the znode. One that was emptied later is invalid: ids would be allocated twice. So is an empty
+    one that is younger than `/controller_epoch`, which the first controller of the cluster created (`epoch_czxid`):
+    brokers create the znode before they compete for that role, and again if it was deleted.
     """
     if not data:
-        if version > 0:
-            raise ZnodeFormatError(
-                paths.PRODUCER_ID_BLOCK, f"it was emptied (version {version}), and ids could be given twice"
-            )
+        problem = f"it was emptied (version {version})" if version > 0 else ""
+        if epoch_czxid is not None and czxid > epoch_czxid:
+            problem = "it was deleted and created again"
+        if problem:
+            raise ZnodeFormatError(paths.PRODUCER_ID_BLOCK, f"{problem}, and ids could be given twice")
         return None
     value = from_json(paths.PRODUCER_ID_BLOCK, data)
     return parse(
