@@ -5,7 +5,7 @@ answers NOT_CONTROLLER (41). A request from before the leader's last registratio
 ZooKeeper does not answer within `controller.socket.timeout.ms`, the answer is REQUEST_TIMED_OUT (7). The leader
 retries. A partition whose state cannot be written, or whose leader knows another version of it, is UNKNOWN_SERVER_ERROR
 (-1), or NOT_CONTROLLER if that version is newer. Kafka's leaders repeat both at once, so the next request on the
-connection waits for 50 ms (decision 0050).
+connection waits for 50 ms (decision 0049).
 """
 
 from __future__ import annotations

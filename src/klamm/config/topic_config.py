@@ -36,7 +36,7 @@ SAFE_VALUES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     }
 )
 """By setting: those that delete nothing, in place of an invalid value. A former value, as in Kafka, would differ
-between brokers and be unknown after a restart (decision 0051)."""
+between brokers and be unknown after a restart (decision 0050)."""
 
 
 def validate_topic_config(overrides: Mapping[str, str | None]) -> str | None:
