@@ -27,7 +27,7 @@ from klamm.security.listener_security import ListenerSecurity
 from klamm.security.outgoing import OutgoingSecurity
 from klamm.security.sasl.client_mechanisms import SaslCredentials
 from klamm.security.sasl.mechanisms import KLAMM_PEER, SCRAM_SHA_256
-from klamm.security.sasl.scram_credential import credential_of, salted_password
+from klamm.security.sasl.scram_credential import MIN_ITERATIONS, credential_of, salted_password
 from klamm.security.sasl.server_authenticator import SaslSettings
 from klamm.security.sasl.server_mechanisms import PeerServer
 from klamm.security.secret import Secret
@@ -41,7 +41,6 @@ from klamm.server.sasl_mechanisms import SaslMechanisms
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_PEER_ITERATIONS: Final = 4096
 _CLIENT_AUTH: Final = "ssl.client.auth"
 TLS_KEYS: Final = tuple(name for name in LISTENER_KEYS if name.startswith("ssl."))
 
@@ -269,6 +268,6 @@ def _advertised_host(config: KafkaConfig) -> str:
 def _peer_settings(cluster_id: str, secret: Secret[str]) -> SaslSettings:
     """The salt may be public and the same for all brokers: the secret is long and random."""
     salt = sha256(f"klamm peers of {cluster_id}".encode()).digest()
-    salted = salted_password(SCRAM_SHA_256, secret.reveal(), salt, _PEER_ITERATIONS)
-    credential = credential_of(SCRAM_SHA_256, salted, salt, _PEER_ITERATIONS)
+    salted = salted_password(SCRAM_SHA_256, secret.reveal(), salt, MIN_ITERATIONS)
+    credential = credential_of(SCRAM_SHA_256, salted, salt, MIN_ITERATIONS)
     return SaslSettings({KLAMM_PEER: lambda: PeerServer(credential)})
