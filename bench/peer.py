@@ -179,7 +179,7 @@ def text(bench: Bench, load_at_start: float, minutes: float) -> str:
         "## Beside Apache Kafka",
         "",
         f"`make bench PEER=kafka{' QUICK=1' if bench.quick else ''}`, {minutes:.0f} minutes. Apache Kafka {VERSION} in"
-        f" ZooKeeper mode, a JVM of `{HEAP}` a broker, with the same settings as klamm's brokers; klamm's embedded",
+        f" ZooKeeper mode, a JVM of `{HEAP}` per broker, with the same settings as klamm's brokers; klamm's embedded",
         "ZooKeeper on both sides; the same clients on the same machine, in turn. Medians of"
         f" {rounds}; the spread is (largest - smallest) / median, klamm's / Kafka's. A ratio is klamm / Kafka.",
         "",

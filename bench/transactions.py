@@ -117,7 +117,7 @@ def text(bench: Bench, load_at_start: float, minutes: float) -> str:
         "",
         f"`python -m bench.transactions{' --quick' if bench.quick else ''}`, {minutes:.0f} minutes. librdkafka's"
         f" transactional producer on three brokers of each kind, RF 3; Apache Kafka {VERSION} in ZooKeeper mode",
-        f"with `{HEAP}` a broker and the same settings. Medians of {rounds}. A transaction writes one record of 100"
+        f"with `{HEAP}` per broker and the same settings. Medians of {rounds}. A transaction writes one record of 100"
         " bytes to each of its partitions. A ratio is klamm / Kafka.",
         "",
         f"Machine: {report.machine()}. {report.load_note(load_at_start)}",
