@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from klamm.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetCommitResponse,
 )
 from klamm.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from klamm.protocol.wire import Message, decode
@@ -216,9 +218,9 @@ class DueAtOnce:
     def _commit_everywhere(self, _: int) -> None:
         self._wait_for_coordinator(0)
         topics = {f"t{n}": [self._partition(index) for index in range(PER_TOPIC)] for n in range(WIDE_TOPICS)}
-        self._client.ask(self._commit("wide", topics), 4)
-        offsets = [len(group.offsets.committed) for group in self._client.broker.groups._manager.groups()]
-        assert max(offsets, default=0) == WIDE_TOPICS * PER_TOPIC, "the offsets were not committed"
+        answer, _ = decode(OffsetCommitResponse, 4, self._client.ask(self._commit("wide", topics), 4), 4)
+        errors = Counter(partition.error_code for topic in answer.topics for partition in topic.partitions)
+        assert errors == {ErrorCode.NONE: WIDE_TOPICS * PER_TOPIC}, f"the offsets were not committed: {errors}"
 
     def _partition(self, index: int) -> OffsetCommitRequestPartition:
         return OffsetCommitRequestPartition(partition_index=index, committed_offset=0, committed_metadata="")
