@@ -21,11 +21,10 @@ from klamm.protocol.messages import describe_configs as described
 from klamm.protocol.messages import incremental_alter_configs as incremental
 from klamm.security.secret import Secret
 from klamm.server.broker_security import BrokerSecurity
-from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Create, GetData, SetData
 from klamm.zk.model.znodes import encode_config
-from klamm.zk.server.main import EmbeddedZooKeeperThread
+from tests.support.broker_with_zookeeper import broker_with_zookeeper, embedded_zookeeper
 from tests.support.certificates import write_tls_files
 from tests.support.one_broker import OneBroker
 
@@ -36,9 +35,8 @@ Op = tuple[str, int, str | None]
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = EmbeddedZooKeeperThread(tmp_path_factory.mktemp("zk"), fsync=False, min_session_timeout_ms=100).start()
-    yield server.address
-    server.stop()
+    with embedded_zookeeper(tmp_path_factory.mktemp("zk")) as address:
+        yield address
 
 
 @pytest.fixture
@@ -50,19 +48,9 @@ def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
 @contextmanager
 def one_broker(tmp_path: Path, zookeeper: str, settings: Mapping[str, str]) -> Iterator[OneBroker]:
     """Broker 1 with the topic `orders`, in a ZooKeeper tree of its own."""
-    broker = OneBroker(tmp_path, settings)
-    session = ZkSession(f"{zookeeper}/{tmp_path.name}", 30_000)
-
-    async def connect() -> None:
-        await session.start()
-        await session.ensure_paths(paths.PERSISTENT_PATHS)
-
-    broker.loop.run_until_complete(connect())
-    broker.give(zk=session)
-    broker.lead("orders")
-    yield broker
-    broker.loop.run_until_complete(session.close())
-    broker.close()
+    with broker_with_zookeeper(tmp_path, zookeeper, settings) as (broker, _):
+        broker.lead("orders")
+        yield broker
 
 
 def describe(

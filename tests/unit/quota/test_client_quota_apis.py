@@ -17,10 +17,9 @@ from klamm.errors import ErrorCode
 from klamm.protocol.messages import alter_client_quotas as altered
 from klamm.protocol.messages import describe_client_quotas as described
 from klamm.quota import quota_store
-from klamm.zk.client.zk_session import ZkSession
 from klamm.zk.model import paths
 from klamm.zk.model.ops import Create, SetData
-from klamm.zk.server.main import EmbeddedZooKeeperThread
+from tests.support.broker_with_zookeeper import broker_with_zookeeper, embedded_zookeeper
 from tests.support.one_broker import OneBroker
 
 EXACT, IS_DEFAULT, ANY = 0, 1, 2
@@ -30,25 +29,14 @@ Parts = Mapping[str, str | None]
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = EmbeddedZooKeeperThread(tmp_path_factory.mktemp("zk"), fsync=False, min_session_timeout_ms=100).start()
-    yield server.address
-    server.stop()
+    with embedded_zookeeper(tmp_path_factory.mktemp("zk")) as address:
+        yield address
 
 
 @pytest.fixture
 def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
-    broker = OneBroker(tmp_path)
-    session = ZkSession(f"{zookeeper}/{tmp_path.name}", 30_000)
-
-    async def connect() -> None:
-        await session.start()
-        await session.ensure_paths(paths.PERSISTENT_PATHS)
-
-    broker.loop.run_until_complete(connect())
-    broker.give(zk=session)
-    yield broker
-    broker.loop.run_until_complete(session.close())
-    broker.close()
+    with broker_with_zookeeper(tmp_path, zookeeper) as (broker, _):
+        yield broker
 
 
 def alter(

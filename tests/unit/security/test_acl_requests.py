@@ -17,10 +17,8 @@ from klamm.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequ
 from klamm.protocol.messages.describe_acls import DescribeAclsRequest
 from klamm.security.acl.authorizer import AclAuthorizer
 from klamm.security.acl.bindings import PatternType, ResourcePattern, ResourceType
-from klamm.zk.client.zk_session import ZkSession
-from klamm.zk.model import paths
 from klamm.zk.model.ops import SetData
-from klamm.zk.server.main import EmbeddedZooKeeperThread
+from tests.support.broker_with_zookeeper import broker_with_zookeeper, embedded_zookeeper
 from tests.support.one_broker import OneBroker
 
 ANY, MATCH, LITERAL, PREFIXED = 1, 2, 3, 4
@@ -33,30 +31,20 @@ Found = set[tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = EmbeddedZooKeeperThread(tmp_path_factory.mktemp("zk"), fsync=False).start()
-    yield server.address
-    server.stop()
+    with embedded_zookeeper(tmp_path_factory.mktemp("zk")) as address:
+        yield address
 
 
 @pytest.fixture
 def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
     """A broker with an authorizer and a ZooKeeper tree of its own."""
-    broker = OneBroker(tmp_path)
-    session = ZkSession(f"{zookeeper}/{tmp_path.name}", 30_000)
-    authorizer = AclAuthorizer()
-    listener = AclChangeListener(session, authorizer)
-
-    async def connect() -> None:
-        await session.start()
-        await session.ensure_paths(paths.PERSISTENT_PATHS)
-        await listener.start()
-
-    broker.loop.run_until_complete(connect())
-    broker.give(zk=session, acls=Acls(authorizer, listener))
-    yield broker
-    broker.loop.run_until_complete(listener.stop())
-    broker.loop.run_until_complete(session.close())
-    broker.close()
+    with broker_with_zookeeper(tmp_path, zookeeper) as (broker, session):
+        authorizer = AclAuthorizer()
+        listener = AclChangeListener(session, authorizer)
+        broker.loop.run_until_complete(listener.start())
+        broker.give(acls=Acls(authorizer, listener))
+        yield broker
+        broker.loop.run_until_complete(listener.stop())
 
 
 def entry(name: str, principal: str = "User:alice", **fields: Any) -> AclCreation:

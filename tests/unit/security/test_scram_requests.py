@@ -27,9 +27,7 @@ from klamm.protocol.messages.describe_user_scram_credentials import (
 )
 from klamm.quota.quota_store import change_quota
 from klamm.security.sasl.scram_credential import parse_credential, salted_password
-from klamm.zk.client.zk_session import ZkSession
-from klamm.zk.model import paths
-from klamm.zk.server.main import EmbeddedZooKeeperThread
+from tests.support.broker_with_zookeeper import broker_with_zookeeper, embedded_zookeeper
 from tests.support.one_broker import OneBroker
 
 SHA_256, SHA_512, UNKNOWN = 1, 2, 3
@@ -41,26 +39,15 @@ UNACCEPTABLE = ErrorCode.UNACCEPTABLE_CREDENTIAL
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = EmbeddedZooKeeperThread(tmp_path_factory.mktemp("zk"), fsync=False).start()
-    yield server.address
-    server.stop()
+    with embedded_zookeeper(tmp_path_factory.mktemp("zk")) as address:
+        yield address
 
 
 @pytest.fixture
 def one(tmp_path: Path, zookeeper: str) -> Iterator[OneBroker]:
     """A broker with a ZooKeeper tree of its own."""
-    broker = OneBroker(tmp_path)
-    session = ZkSession(f"{zookeeper}/{tmp_path.name}", 30_000)
-
-    async def connect() -> None:
-        await session.start()
-        await session.ensure_paths(paths.PERSISTENT_PATHS)
-
-    broker.loop.run_until_complete(connect())
-    broker.give(zk=session)
-    yield broker
-    broker.loop.run_until_complete(session.close())
-    broker.close()
+    with broker_with_zookeeper(tmp_path, zookeeper) as (broker, _):
+        yield broker
 
 
 class SilentZooKeeper:
