@@ -85,8 +85,12 @@ class Acceptor:
         self._look_at = {False: -math.inf, True: -math.inf}
         """When a full line is searched again: that of clients and that of brokers."""
         environment, name = processor.environment, endpoint.listener
-        self._handshakes = TlsHandshakes(environment, self.new_connection, self._has_room, listener=name)
-        self._accept_loop = AcceptLoop(environment.loop, self._open, self._has_room, listener=name)
+        self._handshakes = TlsHandshakes(
+            environment, self.new_connection, self._has_room, listener=name, is_changing=self._is_changing
+        )
+        self._accept_loop = AcceptLoop(
+            environment.loop, self._open, self._has_room, listener=name, is_changing=self._is_changing
+        )
         self._opening: dict[asyncio.Task[None], None] = {}
         prefix = "ControlPlane" if processor.is_control_plane else ""
         tags = {"listener": endpoint.listener}
@@ -159,7 +163,11 @@ class Acceptor:
                 self.endpoint.listener,
                 quotas.open_connections,
             )
-        return self._evictions.of_silent(quotas.is_reserved(self.endpoint.listener, ip))
+        return quotas.may_replace and self._evictions.of_silent(quotas.is_reserved(self.endpoint.listener, ip))
+
+    def _is_changing(self) -> bool:
+        """Whether there may be room soon: replaced connections end, and those that are being opened can be replaced."""
+        return self._quotas.is_replacing or bool(self._opening)
 
     def oldest_silent(self, *, of_broker: bool) -> Connection | None:
         """Return the connection that has been open longest without a request."""
@@ -196,7 +204,7 @@ class Acceptor:
     def _on_connection_lost(self, connection: Connection) -> None:
         if connection in self.open:
             del self.open[connection]
-            self._quotas.closed()
+            self._quotas.closed(was_replaced=connection.is_replaced)
         if connection.is_admitted:
             self.processor.remove(connection)
             self._quotas.release(self.endpoint.listener, connection.context.client_host)

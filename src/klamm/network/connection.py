@@ -53,6 +53,7 @@ class Connection(GuardedProtocol):
         "index",
         "is_admitted",
         "is_closed",
+        "is_replaced",
         "is_silent",
     )
 
@@ -70,6 +71,8 @@ class Connection(GuardedProtocol):
         self.is_closed = False
         self.is_silent = True
         """Whether the peer has not sent a whole request yet."""
+        self.is_replaced = False
+        """Whether it closes in favour of a new one. Then it no longer counts as silent."""
         self._on_made = on_made
         self._on_lost = on_lost
         self._channel = channel
@@ -422,8 +425,10 @@ class Connection(GuardedProtocol):
             self.paused |= CLOSING
             transport.close()
 
-    def abort(self) -> None:
+    def abort(self, *, is_replaced: bool = False) -> None:
         """Close at once."""
+        if is_replaced:
+            self.is_silent, self.is_replaced = False, True
         if self._transport is not None:
             self.paused |= CLOSING
             self._transport.abort()

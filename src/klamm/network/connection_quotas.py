@@ -10,6 +10,8 @@ from typing import Final
 from klamm.lazy_dataclass import lazy_dataclass
 
 NO_LIMIT: Final = 2**31 - 1
+REPLACED_AT_ONCE: Final = 16
+"""Connections that may be closing in favour of new ones. The new ones have file descriptors already."""
 BROKER_RESERVE: Final = 64
 """Connections above a limit that are reserved for the addresses of brokers."""
 
@@ -66,6 +68,7 @@ class ConnectionQuotas:
         self.limits = limits
         self.room = room if room is not None else DescriptorRoom()
         self._open = 0
+        self._replaced = 0
         self._protected_listeners = protected_listeners
         self.is_broker_address = is_broker_address
         self._total = 0
@@ -85,10 +88,27 @@ class ConnectionQuotas:
         """Count a connection that has just been accepted."""
         self._open += 1
 
-    def closed(self) -> None:
-        """Count the end of a connection that `opened` has counted."""
+    def replaced(self) -> None:
+        """Count an open connection that closes in favour of a new one."""
+        self._replaced += 1
+
+    def closed(self, *, was_replaced: bool = False) -> None:
+        """Count the end of a connection that `opened`, and maybe `replaced`, has counted."""
         assert self._open > 0
         self._open -= 1
+        if was_replaced:
+            assert self._replaced > 0
+            self._replaced -= 1
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether replaced connections have not ended yet."""
+        return self._replaced > 0
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether another connection may close in favour of a new one at once."""
+        return self._replaced < REPLACED_AT_ONCE
 
     def may_open(self, listener: str, ip: str) -> bool:
         """Whether there is a file descriptor for another connection."""

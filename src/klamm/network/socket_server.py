@@ -242,10 +242,10 @@ class SocketServer:
             victim = self._oldest_silent(of_broker=True)
         if victim is None:
             return False
-        victim.is_silent = False  # It does not count again before it is closed.
+        self.quotas.replaced()
         state = "no request has arrived from it" if victim.is_admitted else "it waits for admission"
         victim.log_refusal(logging.INFO, "Closing", f"{state}, and the file descriptors are needed")
-        victim.abort()
+        victim.abort(is_replaced=True)
         return True
 
     def _oldest_silent(self, *, of_broker: bool) -> Connection | None:

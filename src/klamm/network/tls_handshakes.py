@@ -86,11 +86,14 @@ class TlsHandshakes:
         has_room: Callable[[str], bool],
         *,
         listener: str,
+        is_changing: Callable[[], bool],
     ) -> None:
         self._environment = environment
         self._loop = environment.loop
         self._new_connection = new_connection
-        self._accept_loop = AcceptLoop(environment.loop, self._open, has_room, listener=listener)
+        self._accept_loop = AcceptLoop(
+            environment.loop, self._open, has_room, listener=listener, is_changing=is_changing
+        )
 
     def listen(self, sock: socket.socket, backlog: int) -> None:
         hide_handshake_errors(self._loop)

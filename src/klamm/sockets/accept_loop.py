@@ -2,7 +2,8 @@
 
 The event loop's own servers accept all waiting connections in one turn. A client that connects and leaves thousands of
 times fills the backlog, and others wait until all these connections were opened and closed again. So connections whose
-peer has left are closed here before anything is made for them, and so are those for which there is no room.
+peer has left are closed here before anything is made for them, and so are those for which there is no room. While
+places are about to become free, the next connection waits for one of them, and those behind it stay in the backlog.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ class AcceptLoop:
         has_room: Callable[[str], bool] = lambda _: True,
         *,
         listener: str,
+        is_changing: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_changing`: whether a connection that has no room now may have some in the next turns of the loop."""
         self._loop = loop
         self._listener = listener
         self._open_socket = open_socket
         self._has_room = has_room
+        self._is_changing = is_changing
+        self._held: dict[socket.socket, tuple[socket.socket, str]] = {}
+        """The connection of a listening socket that waits for room, and its address."""
         self.sockets: list[socket.socket] = []
         """The listening sockets."""
 
@@ -53,12 +59,15 @@ class AcceptLoop:
             self._loop.remove_reader(sock)
             sock.close()
         self.sockets.clear()
+        for held, _ in self._held.values():
+            held.close()
+        self._held.clear()
 
     def _accept(self, listening: socket.socket) -> None:
         opened = 0
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                sock, address = listening.accept()
+                sock, ip = self._held.pop(listening) if listening in self._held else _accept(listening)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -68,14 +77,29 @@ class AcceptLoop:
                     raise
                 self._pause(listening, error)
                 return
-            sock.setblocking(False)
-            if _has_left(sock) or not self._has_room(str(address[0])):
+            if _has_left(sock):
                 sock.close()
-                continue
-            self._open_socket(sock)
-            opened += 1
-            if opened == OPENED_AT_ONCE:
+            elif self._has_room(ip):
+                self._open_socket(sock)
+                opened += 1
+                if opened == OPENED_AT_ONCE:
+                    return
+            elif self._is_changing():
+                self._hold(listening, sock, ip)
                 return
+            else:
+                sock.close()
+
+    def _hold(self, listening: socket.socket, sock: socket.socket, ip: str) -> None:
+        """Keep a connection until the next turn of the loop. Those behind it stay in the backlog."""
+        self._held[listening] = sock, ip
+        self._loop.remove_reader(listening)
+        self._loop.call_soon(self._continue, listening)
+
+    def _continue(self, listening: socket.socket) -> None:
+        if listening in self.sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+            self._accept(listening)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         reason = error.strerror
@@ -86,6 +110,13 @@ class AcceptLoop:
     def _resume(self, listening: socket.socket) -> None:
         if listening in self.sockets:
             self._loop.add_reader(listening, self._accept, listening)
+
+
+def _accept(listening: socket.socket) -> tuple[socket.socket, str]:
+    """Accept a connection; return its socket, which does not block, and its address."""
+    sock, address = listening.accept()
+    sock.setblocking(False)
+    return sock, str(address[0])
 
 
 def _has_left(sock: socket.socket) -> bool:

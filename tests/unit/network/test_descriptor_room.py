@@ -14,7 +14,7 @@ import pytest
 
 from klamm.model import SecurityProtocol
 from klamm.network import SocketServerConfig
-from klamm.network.connection_quotas import ConnectionLimits, ConnectionQuotas, DescriptorRoom
+from klamm.network.connection_quotas import REPLACED_AT_ONCE, ConnectionLimits, ConnectionQuotas, DescriptorRoom
 from tests.unit.network.harness import Server, both_loops, frame, heartbeat, heartbeat_api, settled, until
 from tests.unit.network.secured_harness import SecuredServer
 
@@ -84,6 +84,33 @@ def test_connections_that_are_being_opened_count(run: Run) -> None:
                 await until(lambda: len(accepted) >= 8)
                 await asyncio.sleep(0.1)
                 assert len(accepted) == server.network.quotas.open_connections == 8
+
+    run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
+def test_a_client_behind_many_silent_ones_is_served(run: Run, has_tls: bool) -> None:
+    """All come at once: none of those before it can be replaced yet when its turn comes."""
+
+    async def scenario() -> None:
+        config = with_room(8)
+        plain, secured = Server(heartbeat_api(), config=config), SecuredServer(SecurityProtocol.SSL, config=config)
+        async with secured if has_tls else plain as server:
+            most = 0
+            with contextlib.ExitStack() as held:
+                for _ in range(60):  # The loop does not accept meanwhile.
+                    held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                client = await (secured.tls_client() if has_tls else server.client())
+                client.send(heartbeat(1))
+                answer = asyncio.ensure_future(client.receive_heartbeat())
+                while not answer.done():
+                    most = max(most, server.network.quotas.open_connections)
+                    await asyncio.sleep(0)
+                assert (await answer)[1] == 1
+                assert most <= 8 + REPLACED_AT_ONCE
+                await until(lambda: server.network.quotas.open_connections == 8)
+                assert not server.network.quotas.is_replacing
 
     run(scenario())
 
