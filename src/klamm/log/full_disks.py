@@ -1,8 +1,9 @@
 """Log directories that are offline because their disk is full. They come back when there is room again.
 
-A full disk is intact, so the logs need not be loaded again. Only a log whose own write failed is loaded and recovered
-again, because it is unknown how far that write got. This is done off the loop, and the logs return in steps. Their
-directory counts as failed until the last step.
+A full disk is intact, so most logs need not be loaded again. A log whose own write failed is loaded and recovered
+again, because it is unknown how far that write got. So is a log that was truncated or recovered and not flushed since:
+its indexes were closed without writing, and their files may have entries of batches that were cut off. This is done off
+the loop, and the logs return in steps. Their directory counts as failed until the last step.
 """
 
 from __future__ import annotations

@@ -151,6 +151,11 @@ class Log:
         self.close_handles()
 
     @property
+    def may_differ_from_files(self) -> bool:
+        """Whether the log must be loaded again if it is closed without writing: a write failed, or indexes are old."""
+        return self.disk.is_failed or self.flusher.has_unflushed_files
+
+    @property
     def recovery_point(self) -> int:
         """Batches before it are on the disk: recovery after an unclean stop begins there."""
         return self.flusher.recovery_point

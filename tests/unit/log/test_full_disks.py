@@ -20,7 +20,7 @@ from klamm.log.log_manager import LogEvents
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.names import LOG_START_OFFSET_CHECKPOINT
 from klamm.model import TopicPartition
-from tests.unit.log.harness import DIR, append, batch, end_txn, read_values
+from tests.unit.log.harness import DIR, Bench, append, batch, end_txn, read_batches, read_values
 
 TPS = [TopicPartition("t", index) for index in range(5)]
 FULL = TPS[0]
@@ -167,6 +167,32 @@ def test_a_late_batch_of_an_aborted_transaction_stays_late(stage: Stage) -> None
     return_all(stage)
     producers = stage.manager.logs[FULL].producers
     assert producers.is_late(7, 0, YOUNGEST) and not producers.is_late(7, 0, YOUNGEST + 1)
+
+
+def test_a_log_that_was_truncated_is_read_with_its_own_indexes() -> None:
+    """Another log fills the disk. The index files of the truncated one still have entries of the cut batches."""
+    bench = Bench(LogConfig(index_interval_bytes=200))
+    manager = bench.manager()
+    cut, full = (manager.get_or_create_log(tp, is_new=True) for tp in TPS[:2])
+    for _ in range(50):
+        append(cut, batch(b"v" * 100))
+    cut.flush()
+    assert cut.truncate_to(25) is ErrorCode.NONE
+    for _ in range(75):
+        append(cut, batch(b"w" * 90))
+    bench.files.fault = lambda operation, path: 20 if operation == "pwrite" and path.endswith(".log") else None
+    assert append_as_leader(full, batch(b"x"), 0).error is ErrorCode.KAFKA_STORAGE_ERROR
+    bench.files.fault = None
+    assert manager.passes.revival() == 1
+    for _ in range(2):
+        log = manager.logs[TPS[0]]
+        for offset in range(log.log_end_offset):
+            assert read_batches(log, offset, max_bytes=1)[0].base_offset == offset
+        for _ in range(10):
+            append(log, batch(b"z" * 90))
+        manager.shutdown()
+        manager = bench.manager()
+    manager.shutdown()
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
