@@ -182,8 +182,11 @@ class LogManager:
             raise
 
     def _config_of(self, topic: str) -> LogConfig:
-        """Return the configuration that all logs of a topic share; `config_pass` keeps it current."""
-        for log in self._hosted.of_topic(topic):
+        """Return the configuration that all logs of a topic share; `config_pass` keeps it current.
+
+        It does not reach logs on a failed directory, some of which may not have been closed yet.
+        """
+        for log in filter(self._hosted.is_in_use, self._hosted.of_topic(topic)):
             return log.config
         return self._topic_config(topic)
 
@@ -376,9 +379,10 @@ class LogManager:
         self._forget(log)
 
     def _bring_back(self, log: Log, reloaded: LoadedLog | None) -> None:
-        """Use a log again whose disk was full."""
+        """Use a log again whose disk was full. The configuration of its topic may have changed meanwhile."""
         if reloaded is not None:
             log = self._opener.replaced(log, reloaded)
+        log.update_config(self._config_of(log.topic_partition.topic))
         log.disk.set_failed(False)
         self.dirs.high_watermarks[log.topic_partition] = log.high_watermark
         self._offline.pop(log.topic_partition, None)

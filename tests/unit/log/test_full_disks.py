@@ -20,6 +20,7 @@ from klamm.log.log_manager import LogEvents
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.names import LOG_START_OFFSET_CHECKPOINT
 from klamm.model import TopicPartition
+from tests.support.log_passes import change_config
 from tests.unit.log.harness import DIR, Bench, append, batch, end_txn, read_batches, read_values
 
 TPS = [TopicPartition("t", index) for index in range(5)]
@@ -193,6 +194,57 @@ def test_a_log_that_was_truncated_is_read_with_its_own_indexes() -> None:
         manager.shutdown()
         manager = bench.manager()
     manager.shutdown()
+
+
+def test_logs_return_with_the_configuration_of_their_topic() -> None:
+    """It was changed while they were offline."""
+    configs: dict[str, LogConfig] = {}
+    bench = Bench()
+    manager = LogManager(
+        (DIR,), clock=bench.clock, rng=Random(0), files=bench.files, topic_config=lambda topic: configs[topic]
+    )
+    manager.load_logs()
+    configs["t"] = LogConfig(retention_ms=1_000)
+    intact, full = (manager.get_or_create_log(tp, is_new=True) for tp in TPS[:2])
+    bench.files.fault = lambda operation, path: 20 if operation == "pwrite" and path.endswith(".log") else None
+    assert append_as_leader(full, batch(b"x"), 0).error is ErrorCode.KAFKA_STORAGE_ERROR
+    bench.files.fault = None
+    configs["t"] = LogConfig(retention_ms=5, min_insync_replicas=2, segment_bytes=300)
+    change_config(manager, "t", configs["t"])
+    assert manager.passes.revival() == 1
+    assert manager.logs[TPS[0]] is intact and manager.logs[TPS[1]] is not full
+    manager.get_or_create_log(TPS[2], is_new=True)
+    for log in manager.logs.values():
+        assert log.config == configs["t"]
+        for _ in range(2):
+            append(log, batch(b"v" * 200))
+        assert len(log.segments) == 2
+    manager.shutdown()
+
+
+def test_a_new_log_does_not_get_the_configuration_of_logs_on_a_failed_disk() -> None:
+    """They are closed in steps, and a change meanwhile does not reach them."""
+    configs = {"t": LogConfig(retention_ms=1_000)}
+    loop = asyncio.new_event_loop()
+    manager = LogManager(
+        (DIR, "/other"),
+        clock=SystemClock(),
+        rng=Random(0),
+        files=MemoryFiles(),
+        topic_config=lambda topic: configs[topic],
+    )
+    manager.load_logs()
+    manager.start_background(loop, Worker())
+    tps = [TopicPartition("t", index) for index in range(full_disks.RELEASED_PER_SLICE + 3)]
+    for tp in tps[:-1]:
+        manager.preferred_dirs[tp] = DIR if tp != tps[-2] else "/other"
+        manager.get_or_create_log(tp, is_new=True)
+    manager.failed(DIR, OSError(errno.ENOSPC, "No space left on device"), "testing")
+    configs["t"] = LogConfig(retention_ms=5)
+    change_config(manager, "t", configs["t"])
+    assert manager.get_or_create_log(tps[-1], is_new=True).config == configs["t"]
+    manager.abandon()
+    loop.close()
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
