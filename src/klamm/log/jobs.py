@@ -37,6 +37,9 @@ class Flushable(Protocol):
     @property
     def flush_due_ms(self) -> int | None: ...
 
+    def left_flush_queue(self) -> None:
+        """Note that the queue no longer has the log."""
+
     def flush_if_older(self, now_ms: int) -> None: ...
 
 

@@ -351,9 +351,11 @@ class Log:
             return None
         return self.flusher.last_flush_ms + self.config.flush_ms
 
+    def left_flush_queue(self) -> None:
+        self._is_flush_queued = False
+
     def flush_if_older(self, now_ms: int) -> None:
         """Flush if records have waited for `flush.ms`. Called by the flush queue, which has removed the log."""
-        self._is_flush_queued = False
         if self.log_end_offset > self.recovery_point and now_ms - self.flusher.last_flush_ms >= self.config.flush_ms:
             self.flush()
 

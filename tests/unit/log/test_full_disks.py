@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from klamm.clock import SystemClock
+from klamm.clock import SystemClock, elapsed_ms
 from klamm.errors import ErrorCode, LogDirError
 from klamm.log import Log, LogConfig, LogManager, append_as_leader, full_disks
 from klamm.log.log_manager import LogEvents
@@ -193,6 +193,41 @@ def test_a_log_that_was_truncated_is_read_with_its_own_indexes() -> None:
             append(log, batch(b"z" * 90))
         manager.shutdown()
         manager = bench.manager()
+    manager.shutdown()
+
+
+def test_flush_ms_applies_to_logs_that_return() -> None:
+    """Their flush was due while they were offline."""
+    bench = Bench(LogConfig(flush_ms=1_000, flush_messages=2))
+    manager = bench.manager()
+    log = manager.get_or_create_log(FULL, is_new=True)
+    for _ in range(2):
+        append(log, batch())
+    assert log.recovery_point == 2
+    manager.failed(DIR, OSError(errno.ENOSPC, "No space left on device"), "testing")
+    manager.passes.flush(elapsed_ms(bench.clock) + 2_000)
+    assert manager.passes.revival() == 1
+    assert manager.logs[FULL] is log
+    append(log, batch())
+    manager.passes.flush(elapsed_ms(bench.clock) + 4_000)
+    assert log.recovery_point == 3
+    manager.shutdown()
+
+
+def test_flush_ms_applies_to_a_copy_that_replaced_its_log() -> None:
+    """The flush of the copy was due before."""
+    bench = Bench(LogConfig(flush_ms=1_000, flush_messages=2))
+    manager = bench.manager((DIR, "/other"))
+    current = manager.get_or_create_log(FULL, is_new=True)
+    copy = manager.futures.create(current, manager.dirs.live[1])
+    for log in (current, copy):
+        for _ in range(2):
+            append(log, batch())
+    manager.passes.flush(elapsed_ms(bench.clock) + 2_000)
+    assert manager.swap_with_future(FULL) is copy
+    append(copy, batch())
+    manager.passes.flush(elapsed_ms(bench.clock) + 4_000)
+    assert copy.recovery_point == 3
     manager.shutdown()
 
 
