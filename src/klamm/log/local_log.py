@@ -59,6 +59,8 @@ class LocalLog:
         self.leader_epochs = leader_epochs
         self.producers = producers
         self.snapshots = snapshots
+        self._is_rebuilding = False
+        """Whether a rebuild of the producers has failed half-way. They do not agree with the batches until the next."""
         self._unsynced_snapshots: list[str] = []
         self._covered_bytes = 0
         """The part of the active segment that `cover_producers` has covered."""
@@ -131,9 +133,10 @@ class LocalLog:
     def truncate_producers(self, log_start_offset: int, log_end_offset: int, high_watermark: int) -> None:
         """Set the producers to their state at the end of a truncated log."""
         self._covered_bytes = 0
-        if self.producers.truncate_to(log_end_offset):
+        if not self._is_rebuilding and self.producers.truncate_to(log_end_offset):
             self.snapshots.remove_above(log_end_offset)
         else:
+            self._is_rebuilding = True
             rebuild_producers(
                 self.producers,
                 self.snapshots,
@@ -143,6 +146,7 @@ class LocalLog:
                 now_ms=self._env.clock.now_ms(),
                 high_watermark=high_watermark,
             )
+            self._is_rebuilding = False
             self.producers.rebuilt_after = self._env.host.youngest_connection()
 
     # rolling and flushing

@@ -274,8 +274,11 @@ def exhausted_from(number: int) -> Callable[[str, str], None]:
     return fault
 
 
-def to_be_truncated(*, is_remembered: bool) -> tuple[Bench, Log]:
-    """A log of several segments and epochs, with transactions; it may remember all changes of its producers."""
+def to_be_truncated(*, is_remembered: bool, has_snapshots: bool = True) -> tuple[Bench, Log]:
+    """A log of several segments and epochs, with transactions; it may remember all changes of its producers.
+
+    After a recovery of several segments it has few snapshots.
+    """
     bench = Bench(LogConfig(segment_bytes=2000, file_delete_delay_ms=0))
     log = bench.open()
     for number in range(60):
@@ -287,6 +290,8 @@ def to_be_truncated(*, is_remembered: bool) -> tuple[Bench, Log]:
             append(log, data, number // 9, origin=AppendOrigin.COORDINATOR)
         if not is_remembered:
             log.update_high_watermark(log.log_end_offset)
+    for offset in () if has_snapshots else log.segments.base_offsets:
+        log.local.snapshots.remove(offset)
     for segment in log.segments:
         segment.release()
     return bench, log
@@ -304,14 +309,19 @@ def truncate(log: Log, offset: int) -> ErrorCode:
     return log.truncate_to(offset) if offset else log.truncate_fully_and_start_at(30)
 
 
-@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize(("is_remembered", "has_snapshots"), [(False, True), (False, False), (True, True)])
 @pytest.mark.parametrize("offset", [27, 64, 0])
-def test_a_truncation_that_finds_no_file_is_finished_before_the_log_is_used(offset: int, is_remembered: bool) -> None:
-    _, expected = to_be_truncated(is_remembered=is_remembered)
+def test_a_truncation_that_finds_no_file_is_finished_before_the_log_is_used(
+    offset: int, is_remembered: bool, has_snapshots: bool
+) -> None:
+    def begin() -> tuple[Bench, Log]:
+        return to_be_truncated(is_remembered=is_remembered, has_snapshots=has_snapshots)
+
+    _, expected = begin()
     assert truncate(expected, offset) is ErrorCode.NONE
     end, failures = expected.log_end_offset, 0
     for number in count():
-        bench, log = to_be_truncated(is_remembered=is_remembered)
+        bench, log = begin()
         bench.files.fault = exhausted_from(number)
         if not truncate(log, offset):
             break
@@ -326,7 +336,7 @@ def test_a_truncation_that_finds_no_file_is_finished_before_the_log_is_used(offs
                 assert log.read(0, 1 << 20, max_offset=end) is ErrorCode.KAFKA_STORAGE_ERROR
         bench.files.fault = None
         if not is_begun:
-            assert state(log) == state(to_be_truncated(is_remembered=is_remembered)[1])
+            assert state(log) == state(begin()[1])
         if not is_begun or number % 2:
             assert truncate(log, offset) is ErrorCode.NONE
         assert state(log) == state(expected)
