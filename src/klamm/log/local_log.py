@@ -313,6 +313,7 @@ class LocalLog:
         self._create(segment)
         self.leader_epochs.clear()
         self.producers.clear(offset)
+        self.producers.rebuilt_after = self._env.host.youngest_connection()
 
     def delete(self, segments: Sequence[LogSegment]) -> None:
         """Take segments out of the log. Their files are renamed now and removed later."""

@@ -52,7 +52,7 @@ class ProducerStateManager:
         """By producer id, ordered by the time of the last batch. Those whose batches were cut off come last."""
         self.verifications = VerificationStates()
         self.rebuilt_after: ConnectionOrder = 0
-        """The youngest connection of the broker when the entries were read from the files, after a truncation."""
+        """The youngest connection of the broker when a truncation removed all entries or read them from the files."""
         self._ongoing_txns: OrderedDict[int, int] = OrderedDict()
         """First offset -> producer id, in the order of the offsets."""
         self._unreplicated_txns: deque[UnreplicatedEnd] = deque()

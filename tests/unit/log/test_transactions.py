@@ -273,6 +273,19 @@ class TestLastStableOffset:
         assert log.producers.oldest_open_timestamp == NOW - 9000
 
 
+@pytest.mark.parametrize("start", [0, 100])
+def test_batches_from_before_an_abort_are_late_after_a_truncation(start: int) -> None:
+    """The leader's log may start after the marker, so the log cannot know of the abort."""
+    bench = Bench()
+    bench.host.youngest_connection = lambda: 9
+    log = bench.open()
+    append(log, batch(b"a", producer=(1, 0, 0), transactional=True))
+    end_txn(log, 1, abort=True)
+    assert log.truncate_fully_and_start_at(start) is ErrorCode.NONE
+    append(log, batch(b"b", producer=(1, 0, 1)))
+    assert log.producers.is_late(1, 0, 9) and not log.producers.is_late(1, 0, 10)
+
+
 class TestTransactionIndex:
     def test_its_entries_are_kafkas(self) -> None:
         """34 bytes: version 0, producer id, first offset, marker's offset, last stable offset then."""
