@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.errors import ErrorCode
 from klamm.log import AppendOrigin, Log, LogConfig
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.producer_history import MAX_CHANGES, MAX_OLD_CHANGES
@@ -115,6 +120,47 @@ def test_a_truncation_of_a_recovered_log_undoes_the_batches_that_it_cuts(seed: i
     log = bench.open(high_watermark=log.high_watermark)
     for _ in cuts(rng, log, producers):
         assert state(log.producers, has_all_batches=False) == state(read_again(log), has_all_batches=False)
+
+
+def out_of_files(after: int) -> Callable[[str, str], None]:
+    """A fault of the files: the limit of open files is reached after some of them were opened."""
+    opened = count()
+
+    def fault(operation: str, path: str) -> None:
+        if operation in ("open", "write", "read", "fsync") and next(opened) >= after:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    return fault
+
+
+@given(st.integers(min_value=0, max_value=2**32))
+@settings(max_examples=200, deadline=None)
+def test_a_truncation_that_finds_no_file_half_way_is_completed_later(seed: int) -> None:
+    """Also in a log whose segments have few snapshots, because they were recovered."""
+    rng = Random(seed)
+    bench = Bench(replace(CONFIG, segment_bytes=rng.choice((800, 2_000))))
+    log = bench.open()
+    producers = [Producer(id_) for id_ in range(rng.randint(1, 4))]
+    for _ in range(rng.randint(1, 5)):
+        for _ in range(rng.randint(1, 40)):
+            rng.choice(producers).write(rng, log)
+        if rng.random() < 0.5:
+            log = bench.open(high_watermark=log.high_watermark)
+        log.update_high_watermark(rng.randint(log.high_watermark, log.log_end_offset))
+        for segment in log.segments:
+            if rng.random() < 0.7:
+                segment.release()
+        target = rng.randint(0, log.log_end_offset)
+        bench.files.fault = out_of_files(rng.randint(0, 12))
+        error = log.truncate_to(target)
+        bench.files.fault = None
+        if error and rng.random() < 0.5:
+            assert log.truncate_to(target) is ErrorCode.NONE
+        assert log.is_usable()
+        log.update_high_watermark(log.log_end_offset)  # A snapshot has no transactions whose end is not replicated.
+        expected = read_again(log)
+        assert state(log.producers, has_all_batches=False) == state(expected, has_all_batches=False)
+        assert log.producers.first_unstable_offset == expected.first_unstable_offset
 
 
 def test_a_cut_of_few_batches_reads_few() -> None:
