@@ -9,11 +9,12 @@ from dataclasses import replace
 from itertools import count
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.errors import ErrorCode
-from klamm.log import AppendOrigin, Log, LogConfig
+from klamm.log import AppendOrigin, Log, LogConfig, names
 from klamm.log.memory_files import MemoryFiles
 from klamm.log.producer_history import MAX_CHANGES, MAX_OLD_CHANGES
 from klamm.log.producer_state import ProducerStateManager
@@ -228,15 +229,48 @@ def test_a_log_remembers_few_changes_while_followers_lag() -> None:
     assert log.producers.entries[7].last_sequence == 599
 
 
+@pytest.mark.parametrize("is_opened_again", [False, True])
+def test_an_idle_log_remembers_no_change_that_is_replicated(is_opened_again: bool) -> None:
+    """A follower that catches up gets many batches at once, in very many logs."""
+    bench = Bench()
+    log = bench.open()
+    for number in range(100):
+        append(log, batch(b"v", producer=(7, 0, number)))
+    if is_opened_again:
+        log = bench.open()
+    log.update_high_watermark(70)
+    assert len(log.producers.history) == 30
+    assert not log.producers.truncate_to(69) and log.producers.truncate_to(70)
+    append(log, batch(b"v", producer=(7, 0, 70)))
+    log.update_high_watermark(log.log_end_offset)
+    assert len(log.producers.history) == 0
+    assert log.truncate_to(40) is ErrorCode.NONE
+    assert log.producers.entries[7].last_sequence == 39
+
+
 def test_a_log_that_is_opened_remembers_few_changes() -> None:
     bench = Bench()
     log = bench.open()
     for number in range(MAX_OLD_CHANGES + 10):
         append(log, batch(b"v", producer=(7, 0, number)))
     again = bench.open()  # without a known high watermark
+    assert len(again.producers.history) == MAX_OLD_CHANGES
     assert not again.producers.truncate_to(9)
     assert again.producers.truncate_to(20)
     assert again.producers.entries[7].last_sequence == 19
+
+
+def test_a_log_that_is_opened_later_remembers_no_change_that_is_replicated() -> None:
+    bench = Bench()
+    manager = bench.manager()
+    log = manager.get_or_create_log(TP)
+    for number in range(20):
+        append(log, batch(b"v", producer=(7, 0, number)))
+    manager.shutdown({TP: 15})
+    log = bench.manager().logs[TP]
+    bench.files.unlink(f"{log.dir}/{names.file_name(20, names.SNAPSHOT)}")
+    log.update_high_watermark(15)
+    assert not log.is_open and len(log.producers.history) == 5
 
 
 def test_a_log_that_starts_over_has_no_producers() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 from uuid import UUID
 
 from klamm.errors import ErrorCode, ProtocolError
@@ -22,6 +23,7 @@ from klamm.log.local_log import LocalLog
 from klamm.log.log_config import INT64_MAX, LogConfig
 from klamm.log.log_contents import Damage, LoadedLog, UnopenedLog
 from klamm.log.log_environment import LogEnvironment
+from klamm.log.producer_history import ProducerHistory
 from klamm.log.producer_state import ProducerStateManager
 from klamm.log.results import ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment
@@ -32,6 +34,7 @@ from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
+_NO_HISTORY: Final = ProducerHistory()
 
 
 class Log:
@@ -73,6 +76,8 @@ class Log:
         self.cleaner_offset = 0
         """Batches before it have been compacted."""
         self._first_unstable_offset: int | None = None
+        self._history = _NO_HISTORY
+        """That of the producers of an open log."""
         self._unfinished_cut: Callable[[], None] | None = None
         """Of a truncation that failed half-way. It is repeated before the log is used."""
         self.disk = DiskGuard(env, log_dir, directory)
@@ -111,9 +116,11 @@ class Log:
 
     def _take(self, loaded: LoadedLog) -> None:
         self._local = loaded.local
+        self._history = loaded.local.producers.history
         self.log_start_offset, self.log_end_offset = loaded.log_start_offset, loaded.log_end_offset
         self.flusher.start_at(loaded.recovery_point, is_recovered=loaded.is_recovered)
         self.high_watermark = min(max(self.high_watermark, self.log_start_offset), self.log_end_offset)
+        self._history.forget_before(self.high_watermark)
         self.is_open, self.unopened = True, None
         if loaded.dropped_paths:
             self.env.host.delete_later(self.log_dir, loaded.dropped_paths, self.config.file_delete_delay_ms)
@@ -282,6 +289,8 @@ class Log:
     def update_high_watermark(self, offset: int) -> int:
         """Set the high watermark, bounded by the start and the end of the log; return it."""
         self.high_watermark = offset = min(max(offset, self.log_start_offset), self.log_end_offset)
+        if self._history.oldest < offset:
+            self._history.forget_before(offset)
         if self._first_unstable_offset is not None:
             self._update_first_unstable_offset()
         return offset

@@ -16,7 +16,9 @@ MAX_CHANGES: Final = 2_000
 """Per log. The high watermark passes most changes within milliseconds; more of them wait while a follower lags."""
 MAX_OLD_CHANGES: Final = 50
 """The same for batches that are read again without a known high watermark. Very many logs may be opened on their first
-use, and stay idle: all of their batches are replicated."""
+use, and most of their batches are replicated."""
+NO_CHANGE: Final = 1 << 63
+"""Above all offsets."""
 UnreplicatedEnd = tuple[int, int]
 """The offset of a marker, and the first offset of the transaction that it ended."""
 
@@ -29,9 +31,13 @@ the ends of other transactions that were dropped (None if the batch did not end 
 class ProducerHistory:
     """Owner: the `ProducerStateManager`. It has all changes from some offset on, in the order of the batches."""
 
+    __slots__ = ("_changes", "_start_offset", "oldest")
+
     def __init__(self) -> None:
         self._changes: deque[Change] = deque()
         self._start_offset = 0
+        self.oldest = NO_CHANGE
+        """The last offset of the first batch whose change is known. The log compares it with each high watermark."""
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -40,6 +46,7 @@ class ProducerHistory:
         """Forget all: the state is that of the batches before `offset`, and earlier changes are unknown."""
         self._changes.clear()
         self._start_offset = offset
+        self.oldest = NO_CHANGE
 
     def note(self, change: Change, high_watermark: int | None) -> None:
         """Add the change of the newest batch, and forget those that no truncation is expected to undo."""
@@ -48,6 +55,14 @@ class ProducerHistory:
         while changes and (changes[0][0] < replicated or len(changes) >= most):
             self._start_offset = changes.popleft()[0] + 1
         changes.append(change)
+        self.oldest = changes[0][0]
+
+    def forget_before(self, high_watermark: int) -> None:
+        """Forget the changes of replicated batches: a log that is idle now keeps nothing."""
+        changes = self._changes
+        while changes and changes[0][0] < high_watermark:
+            self._start_offset = changes.popleft()[0] + 1
+        self.oldest = changes[0][0] if changes else NO_CHANGE
 
     def reaches(self, offset: int) -> bool:
         """Whether the changes of all batches that end at `offset` or later are known."""
@@ -57,3 +72,5 @@ class ProducerHistory:
         """Remove and yield the changes of batches that end at `offset` or later, the newest first."""
         while self._changes and self._changes[-1][0] >= offset:
             yield self._changes.pop()
+        if not self._changes:
+            self.oldest = NO_CHANGE

@@ -57,11 +57,11 @@ class ProducerStateManager:
         """First offset -> producer id, in the order of the offsets."""
         self._unreplicated_txns: deque[UnreplicatedEnd] = deque()
         """Both offsets ascend. Only the earliest start matters. An entry is dropped if a later one started earlier."""
-        self._history = ProducerHistory()
+        self.history = ProducerHistory()
 
     def clear(self, offset: int) -> None:
         """Forget everything. The next batch has this offset or a later one."""
-        self._history.restart(offset)
+        self.history.restart(offset)
         self.entries.clear()
         self.verifications.clear()
         self._ongoing_txns.clear()
@@ -209,7 +209,7 @@ class ProducerStateManager:
             aborted, dropped_ends = self._end_transaction(entry, batch, marker)
             if marker.is_abort:
                 entry.aborted_after = youngest_connection()
-        self._history.note((batch.last_offset, batch.producer_id, before, dropped_ends), high_watermark)
+        self.history.note((batch.last_offset, batch.producer_id, before, dropped_ends), high_watermark)
         return aborted
 
     def _take_data(self, entry: ProducerStateEntry, batch: RecordBatch) -> None:
@@ -257,9 +257,9 @@ class ProducerStateManager:
 
     def truncate_to(self, offset: int) -> bool:
         """Undo the batches that end at `offset` or later; return False if not all of them are remembered."""
-        if not self._history.reaches(offset):
+        if not self.history.reaches(offset):
             return False
-        for change in self._history.take_from(offset):
+        for change in self.history.take_from(offset):
             self._undo(change)
         self._ongoing_txns = OrderedDict(sorted(self._ongoing_txns.items()))
         self.verifications.clear()
