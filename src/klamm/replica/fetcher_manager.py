@@ -102,6 +102,10 @@ class ReplicaFetcherManager:
             fetcher.remove(partitions)
         self._loop.call_soon(self._end_idle)
 
+    def has_failed(self, tp: TopicPartition) -> bool:
+        owner = self._owner.get(tp)
+        return owner is not None and tp in owner.failed
+
     def on_metadata_change(self) -> None:
         """A snapshot shares its brokers with the one before unless they changed."""
         brokers = self._replicas.metadata.snapshot.brokers

@@ -16,6 +16,9 @@ class ReplicaFetchers(Protocol):
 
     def add(self, partitions: Iterable[Partition]) -> None: ...
 
+    def has_failed(self, tp: TopicPartition) -> bool:
+        """Whether copying the partition has stopped until its next leader epoch."""
+
     def on_metadata_change(self) -> None: ...
 
 
@@ -23,5 +26,8 @@ class NoFetchers:
     def remove(self, partitions: Collection[TopicPartition]) -> None: ...
 
     def add(self, partitions: Iterable[Partition]) -> None: ...
+
+    def has_failed(self, tp: TopicPartition) -> bool:
+        return False
 
     def on_metadata_change(self) -> None: ...

@@ -302,20 +302,27 @@ class ReplicaManager:
         """Take the partitions of a failed directory offline, in slices; they stay so until the broker restarts.
 
         Their logs have failed already: until its turn, a partition answers with the same error. If the directory comes
-        back meanwhile, the partitions that are left stay online.
+        back meanwhile, the partitions that are left stay online, unless they would not work before a new leader epoch.
+        Those are dropped, and the next LeaderAndIsr starts them again.
         """
         count = 0
         current = self._failing[log_dir] = object()
         hosted = list(self.partitions)
         for start in range(0, len(hosted), OFFLINE_PER_SLICE):
-            if self._failing.get(log_dir) is not current:
+            newest = self._failing.get(log_dir)
+            if newest not in (current, None):  # it has failed again
                 return
             failed = [tp for tp in hosted[start : start + OFFLINE_PER_SLICE] if self._is_in(tp, log_dir)]
+            if newest is None:
+                failed = [tp for tp in failed if self._must_restart(tp)]
             if failed:
                 self.take_offline(failed)
                 count += len(failed)
+            if newest is None:
+                self._accept(failed)
             yield
-        self._failing.pop(log_dir, None)
+        if self._failing.get(log_dir) is current:
+            del self._failing[log_dir]
         log.error("log directory %s failed: %d partitions went offline", log_dir, count)
 
     def take_offline(self, partitions: Iterable[TopicPartition]) -> None:
@@ -336,8 +343,18 @@ class ReplicaManager:
     def on_log_dir_revival(self, log_dir: str) -> None:
         """Accept the partitions of a failed directory again: it can be used now."""
         self._failing.pop(log_dir, None)
-        for tp in [tp for tp in self.offline if not self.logs.is_offline(tp)]:
-            del self.offline[tp]
+        self._accept(list(self.offline))
+
+    def _accept(self, partitions: Iterable[TopicPartition]) -> None:
+        """Accept those of the partitions again whose log can be used."""
+        for tp in partitions:
+            if not self.logs.is_offline(tp):
+                self.offline.pop(tp, None)
+
+    def _must_restart(self, tp: TopicPartition) -> bool:
+        """Whether the failure of a directory that is back has left something: an old log, or a fetcher that stopped."""
+        hosted = self.partitions[tp].log
+        return hosted is None or hosted is not self.logs.get_log(tp) or self.fetchers.has_failed(tp)
 
     # --- ISR ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
@@ -14,6 +15,7 @@ import pytest
 from klamm.apis import fetch, fetch_context, stop_replica
 from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
+from klamm.log import append_as_leader
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.messages.stop_replica import (
@@ -512,7 +514,33 @@ class TestFailedDirectories:
         replicas.on_log_dir_revival("another")
         next(steps)
         replicas.on_log_dir_revival(one.log_dirs[0])
-        assert list(steps) == [] and len(replicas.partitions) == MANY - 20 and not replicas.offline
+        assert len(list(steps)) == MANY // 10 - 2
+        assert len(replicas.partitions) == MANY - 20 and not replicas.offline
+
+    def test_a_partition_whose_log_was_loaded_again_starts_again(
+        self, failed: tuple[OneBroker, Iterator[None]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would use its failed log until the next leader epoch."""
+        one, steps = failed
+        monkeypatch.setattr(one, "_on_dir_failure", lambda log_dir: None)
+        replicas, logs = one.broker.replicas, one.broker.logs
+        cut, *_, other = reversed(replicas.partitions)
+        for tp in (cut, other):
+            assert append_as_leader(logs.logs[tp], batch(b"a"), 0).error is ErrorCode.NONE
+        assert logs.logs[cut].truncate_to(0) is ErrorCode.NONE  # Its index files are not flushed.
+        logs.failed(one.log_dirs[0], OSError(errno.ENOSPC, "No space left on device"), "testing")
+        next(steps)
+        assert logs.passes.revival() == 1
+        replicas.on_log_dir_revival(one.log_dirs[0])
+        for _ in steps:
+            pass
+        assert len(replicas.partitions) == MANY - 11 and cut not in replicas.partitions and not replicas.offline
+        one.leader_and_isr({"t": range(MANY)}, **STATE)
+        one.spin()
+        assert {tp: partition.log for tp, partition in replicas.partitions.items()} == dict(logs.logs)
+        assert len(replicas.partitions) == MANY
+        result = replicas.partitions[cut].append_records_to_leader(batch(b"b"), 1, 0)
+        assert not isinstance(result, ErrorCode) and result.error is ErrorCode.NONE
 
 
 class Leader:

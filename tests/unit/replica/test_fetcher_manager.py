@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from klamm.errors import ErrorCode
 from klamm.model import TopicPartition
 from klamm.protocol.messages.fetch import FetchRequest, FetchResponse
 from klamm.protocol.wire import Message
-from klamm.replica import fetcher_manager, state_change
+from klamm.replica import fetcher_manager, replica_manager, state_change
 from klamm.replica.fetch_state import PartitionFetchState
 from klamm.replica.fetcher import ReplicaFetcher
 from klamm.replica.fetcher_config import FetcherConfig
@@ -269,6 +271,30 @@ class TestResizing:
         setting.one.run(asyncio.ensure_future(setting.manager.close(), loop=setting.one.loop))
         setting.one.run(setting.idle())
         assert setting.manager.fetchers == ()
+
+
+def test_a_follower_that_failed_starts_again_when_its_disk_has_room(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others were not told of the failure yet, and go on."""
+    monkeypatch.setattr(replica_manager, "OFFLINE_PER_SLICE", 1)
+    monkeypatch.setattr(setting.one, "_on_dir_failure", lambda log_dir: None)
+    setting.follow("a", 2, 3)
+    gone, healthy, failed = (TopicPartition("a", index) for index in range(3))
+    (fetcher,) = setting.manager.fetchers
+    logs, replicas, log_dir = setting.one.broker.logs, setting.one.broker.replicas, setting.one.log_dirs[0]
+    logs.failed(log_dir, OSError(errno.ENOSPC, "No space left on device"), "testing")
+    fetcher.remove([failed])
+    fetcher.failed[failed] = ErrorCode.KAFKA_STORAGE_ERROR
+    steps = replicas.log_dir_failure_pass(log_dir)
+    next(steps)
+    assert logs.passes.revival() == 1
+    replicas.on_log_dir_revival(log_dir)
+    for _ in steps:
+        pass
+    assert list(replicas.partitions) == list(fetcher.states) == [healthy]
+    setting.follow("a", 2, 3)
+    assert {*fetcher.states} == {gone, healthy, failed} and not fetcher.failed
 
 
 def test_gauges_and_meters(setting: Setting) -> None:
