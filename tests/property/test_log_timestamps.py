@@ -97,7 +97,8 @@ def test_indexes_of_which_one_was_not_written(unwritten: str, operation: str) ->
     else:
         assert (log.flush() if operation == "flush" else log.roll()) is ErrorCode.KAFKA_STORAGE_ERROR
     bench.files.fault = None
-    log.fail()
+    log.disk.set_failed(True)
+    log.close_handles()
     log.disk.set_failed(False)
     assert all_found(log)
 

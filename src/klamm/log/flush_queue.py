@@ -50,7 +50,7 @@ class FlushQueue:
         if self._due_ms.get(log) != due_ms:  # queued again for an earlier time
             return
         del self._due_ms[log]
-        log.left_flush_queue()  # One that is not in use may be used later: its disk is full, or it is a copy.
+        log.is_flush_queued = False  # One that is not in use may be used later: its disk is full, or it is a copy.
         if not self._is_in_use(log):
             return
         log.flush_if_older(now_ms)

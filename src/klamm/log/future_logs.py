@@ -75,7 +75,8 @@ class FutureLogs:
         """Cancel the copies in a directory that has failed; a restart finds them again."""
         for tp, future in list(self._logs.items()):
             if future.log_dir == log_dir:
-                future.fail()
+                future.disk.set_failed(True)
+                future.close_handles()
                 del self._logs[tp]
 
     def in_dir(self, log_dir: str) -> Iterator[Log]:

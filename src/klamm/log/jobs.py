@@ -33,12 +33,11 @@ class Flushable(Protocol):
 
     config: LogConfig
     topic_partition: TopicPartition
+    is_flush_queued: bool
+    """Set by the log when it asks to be queued, and cleared by the queue."""
 
     @property
     def flush_due_ms(self) -> int | None: ...
-
-    def left_flush_queue(self) -> None:
-        """Note that the queue no longer has the log."""
 
     def flush_if_older(self, now_ms: int) -> None: ...
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
 from uuid import UUID
 
 from klamm.errors import ErrorCode, ProtocolError
@@ -23,7 +22,7 @@ from klamm.log.local_log import LocalLog
 from klamm.log.log_config import INT64_MAX, LogConfig
 from klamm.log.log_contents import Damage, LoadedLog, UnopenedLog
 from klamm.log.log_environment import LogEnvironment
-from klamm.log.producer_history import ProducerHistory
+from klamm.log.producer_history import NO_HISTORY
 from klamm.log.producer_state import ProducerStateManager
 from klamm.log.results import ReadResult, TimestampOffsetResult
 from klamm.log.segment import LogSegment
@@ -34,7 +33,6 @@ from klamm.model import NO_EPOCH, TopicPartition
 from klamm.protocol.record_batch import RecordBatch
 
 _log = logging.getLogger(__name__)
-_NO_HISTORY: Final = ProducerHistory()
 
 
 class Log:
@@ -76,13 +74,12 @@ class Log:
         self.cleaner_offset = 0
         """Batches before it have been compacted."""
         self._first_unstable_offset: int | None = None
-        self._history = _NO_HISTORY
-        """That of the producers of an open log."""
+        self._history = NO_HISTORY
         self._unfinished_cut: Callable[[], None] | None = None
         """Of a truncation that failed half-way. It is repeated before the log is used."""
         self.disk = DiskGuard(env, log_dir, directory)
         self.flusher = LogFlusher(env, topic_partition, log_dir, self.disk, lambda *at: self.local.prepare_flush(*at))
-        self._is_flush_queued = False
+        self.is_flush_queued = False
         self.unopened: UnopenedLog | None = None
         """The summary and the epochs of a log that is not open."""
         self.update_config(config)
@@ -151,16 +148,6 @@ class Log:
         self.has_flush_limits = config.flush_ms != INT64_MAX or config.flush_messages != INT64_MAX
         if self.is_open:
             self._local.update_config(config)
-
-    def fail(self) -> None:
-        """Take the log offline with its directory."""
-        self.disk.set_failed(True)
-        self.close_handles()
-
-    @property
-    def may_differ_from_files(self) -> bool:
-        """Whether the log must be loaded again if it is closed without writing: a write failed, or indexes are old."""
-        return self.disk.is_failed or self.flusher.has_unflushed_files
 
     @property
     def recovery_point(self) -> int:
@@ -360,9 +347,6 @@ class Log:
             return None
         return self.flusher.last_flush_ms + self.config.flush_ms
 
-    def left_flush_queue(self) -> None:
-        self._is_flush_queued = False
-
     def flush_if_older(self, now_ms: int) -> None:
         """Flush if records have waited for `flush.ms`. Called by the flush queue, which has removed the log."""
         if self.log_end_offset > self.recovery_point and now_ms - self.flusher.last_flush_ms >= self.config.flush_ms:
@@ -370,8 +354,8 @@ class Log:
 
     def flush_if_due(self) -> bool:
         """Flush if `flush.messages` is reached; return whether the flush is in progress."""
-        if not self._is_flush_queued and self.config.flush_ms != INT64_MAX:
-            self._is_flush_queued = True
+        if not self.is_flush_queued and self.config.flush_ms != INT64_MAX:
+            self.is_flush_queued = True
             self.env.host.unflushed(self)
         if self.log_end_offset - self.flusher.requested_offset < self.config.flush_messages:
             return False

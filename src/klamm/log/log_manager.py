@@ -365,7 +365,7 @@ class LogManager:
         until = "there is room again" if is_full(error) else "the broker is restarted"
         _log.error("%s. Its partitions are offline until %s", sentence, until)
         logs = self._hosted.remove_dir(log_dir)
-        broken = {tp for tp, log in logs.items() if log.may_differ_from_files}
+        broken = {tp for tp, log in logs.items() if log.disk.is_failed or log.flusher.has_unflushed_files}
         suspend = partial(self._full_disks.suspend, log_dir, broken, not_returned or ())
         for log in logs.values():
             log.disk.set_failed(True)

@@ -74,3 +74,7 @@ class ProducerHistory:
             yield self._changes.pop()
         if not self._changes:
             self.oldest = NO_CHANGE
+
+
+NO_HISTORY: Final = ProducerHistory()
+"""Of a log that is not open."""

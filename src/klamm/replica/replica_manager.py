@@ -312,13 +312,12 @@ class ReplicaManager:
             newest = self._failing.get(log_dir)
             if newest not in (current, None):  # it has failed again
                 return
-            failed = [tp for tp in hosted[start : start + OFFLINE_PER_SLICE] if self._is_in(tp, log_dir)]
-            if newest is None:
-                failed = [tp for tp in failed if self._must_restart(tp)]
+            is_back = newest is None
+            failed = [tp for tp in hosted[start : start + OFFLINE_PER_SLICE] if self._has_failed(tp, log_dir, is_back)]
             if failed:
                 self.take_offline(failed)
                 count += len(failed)
-            if newest is None:
+            if is_back:
                 self._accept(failed)
             yield
         if self._failing.get(log_dir) is current:
@@ -335,10 +334,13 @@ class ReplicaManager:
             self.complete_after_high_watermark(partition.topic_partition)
         self.notify_leadership_listeners((), gone)
 
-    def _is_in(self, tp: TopicPartition, log_dir: str) -> bool:
+    def _has_failed(self, tp: TopicPartition, log_dir: str, is_back: bool) -> bool:
+        """If the directory is back, a partition has failed whose log was loaded again or whose fetcher has stopped."""
         partition = self.partitions.get(tp)
         hosted = None if partition is None else partition.log
-        return hosted is not None and hosted.log_dir == log_dir
+        if hosted is None or hosted.log_dir != log_dir:
+            return False
+        return not is_back or hosted is not self.logs.get_log(tp) or self.fetchers.has_failed(tp)
 
     def on_log_dir_revival(self, log_dir: str) -> None:
         """Accept the partitions of a failed directory again: it can be used now."""
@@ -350,11 +352,6 @@ class ReplicaManager:
         for tp in partitions:
             if not self.logs.is_offline(tp):
                 self.offline.pop(tp, None)
-
-    def _must_restart(self, tp: TopicPartition) -> bool:
-        """Whether the failure of a directory that is back has left something: an old log, or a fetcher that stopped."""
-        hosted = self.partitions[tp].log
-        return hosted is None or hosted is not self.logs.get_log(tp) or self.fetchers.has_failed(tp)
 
     # --- ISR ---------------------------------------------------------------------------------------------------
 

@@ -276,7 +276,7 @@ class TestResizing:
 def test_a_follower_that_failed_starts_again_when_its_disk_has_room(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others were not told of the failure yet, and go on."""
+    """The others have not noticed the failure yet, and continue."""
     monkeypatch.setattr(replica_manager, "OFFLINE_PER_SLICE", 1)
     monkeypatch.setattr(setting.one, "_on_dir_failure", lambda log_dir: None)
     setting.follow("a", 2, 3)
