@@ -127,6 +127,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         _rule(
             "It has loaded when all in-sync replicas have every record that it has read (decision 0042)",
             "a_successor_acts_before_its_followers_know",
+            "a_follower_below_the_minimum_wakes_nobody",
         ),
         _rule(
             "FindCoordinator names the leader of the transactional id's partition", "transactions_are_found_like_groups"

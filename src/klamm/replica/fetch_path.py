@@ -297,7 +297,11 @@ def _on_follower_read(
         partition.changed()  # a consumer may read from this follower from now on
     if moved:
         replicas.complete_after_high_watermark(partition.topic_partition)
-    elif replicas.delete_records_purgatory.size:
+        return
+    if replicas.produce_purgatory.size and len(partition.isr) < partition.effective_min_isr:
+        # The high watermark stands still, but a new coordinator waits for the in-sync replicas, however few they are.
+        replicas.produce_purgatory.check_and_complete(partition.topic_partition)
+    if replicas.delete_records_purgatory.size:
         replicas.delete_records_purgatory.check_and_complete(partition.topic_partition)
 
 

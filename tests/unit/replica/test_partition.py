@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from klamm.apis import fetch
 from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
@@ -13,6 +15,7 @@ from klamm.model import TopicPartition
 from klamm.replica.partition import Partition
 from tests.support.isr_passes import shrink_isrs
 from tests.support.one_broker import OneBroker, batch
+from tests.unit.apis.test_fetch import ID, request
 
 TP = TopicPartition("t", 0)
 
@@ -24,8 +27,8 @@ def one(tmp_path: Path) -> Iterator[OneBroker]:
     broker.close()
 
 
-def led(one: OneBroker, isr: tuple[int, ...] = (1, 2, 3), **state: int) -> Partition:
-    one.leader_and_isr({"t": [0]}, replicas=(1, 2, 3), isr=isr, **state)  # type: ignore[arg-type]
+def led(one: OneBroker, isr: tuple[int, ...] = (1, 2, 3), **state: Any) -> Partition:
+    one.leader_and_isr({"t": [0]}, replicas=(1, 2, 3), isr=isr, **state)
     return one.broker.replicas.partitions[TP]
 
 
@@ -77,6 +80,24 @@ def test_replication_is_awaited_by_in_sync_replicas_only_even_if_they_are_too_fe
     replicas.complete_after_high_watermark(TP)
     assert partition.log is not None and partition.log.high_watermark == 0
     assert replicated.result() is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("isr", [(1, 2), (1, 2, 3)])
+def test_the_fetch_of_the_last_in_sync_replica_ends_the_wait_for_replication(
+    one: OneBroker, isr: tuple[int, ...]
+) -> None:
+    """With (1, 2) the high watermark stands still, because `min.insync.replicas` is not reached."""
+    one.topic_configs["t"] = LogConfig(min_insync_replicas=3)
+    partition, replicas = led(one, isr=isr, topic_id=ID), one.broker.replicas
+    append(one, partition, b"a")
+    replicated = replicas.await_replication(TP, 30_000)
+    assert isinstance(replicated, asyncio.Future)
+    for offset in range(2):
+        for follower in isr[1:]:
+            assert not replicated.done()
+            one.ask(fetch.API, request({0: offset}, replica_id=follower), 12)
+    assert replicated.done() and replicated.result() is ErrorCode.NONE
+    assert partition.log is not None and partition.log.high_watermark == (1 if len(isr) == 3 else 0)
 
 
 def test_a_lagging_member_is_to_be_removed_and_then_no_longer_waited_for(one: OneBroker) -> None:

@@ -57,6 +57,12 @@ OF_RACES: Final = {
         "        self._finish_when_replicated(partition, self._finish(partition, on_loaded, started))\n",
         "        self._scheduler.spawn(self._finish(partition, on_loaded, started))\n",
     ),
+    "a_follower_below_the_minimum_wakes_nobody": aimed(
+        "successor with one follower",
+        "klamm.replica.fetch_path",
+        "    if replicas.produce_purgatory.size and len(partition.isr) < partition.effective_min_isr:\n",
+        "    if False:\n",
+    ),
     "a_late_question_refuses_a_batch": aimed(
         "marker during a question",
         "klamm.replica.transaction_verification",

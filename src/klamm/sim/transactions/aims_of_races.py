@@ -40,6 +40,8 @@ ANSWER_S: Final = 10.0
 MARKERS_S: Final = 0.4
 """Enough for a marker, and too short for a follower to leave the ISR."""
 
+_ALL_IN_SYNC: Final = {"transaction.state.log.min.isr": 3, "request.timeout.ms": 10_000}
+
 
 def _log(node: SimNode, tp: TopicPartition) -> Log:
     assert node.broker is not None
@@ -164,6 +166,35 @@ async def _lose_decision(stage: Stage) -> None:
     await stage.move(early, third, first, second)
 
 
+async def _succeed_with_few_followers(stage: Stage) -> None:
+    """A coordinator acts once its only follower has its log, although the high watermark needs a third replica."""
+    actor = Actor(stage, "w")
+    await stage.coordinator(actor.transactional_id)
+    state = stage.transactions_of(actor.transactional_id)
+    third = stage.controller
+    first, second = (node for node in stage.nodes if node is not third)
+    await stage.move(state, first, second, third)
+    await actor.init()
+    await actor.write(stage.tps[0])
+    fetch = stage.detain(third.host, FetchRequest, first)
+    await stage.detained(fetch)
+    committing = asyncio.ensure_future(actor.end(commit=True, once=True))
+    decided = _log(first, state).log_end_offset + 1
+    await stage.wait(lambda: _log(second, state).log_end_offset == decided, "the second broker has the decision")
+    first.kill()
+    expect("a commit that is not replicated", await committing, None)
+    await stage.wait(lambda: _leads(second, state), "the second broker is the coordinator")
+    await stage.wait(lambda: _log(third, state).log_end_offset == decided, "the third broker has the decision")
+    await stage.wait(lambda: _knows(second, actor), "the coordinator has loaded", MARKERS_S)
+    require(_log(second, state).high_watermark < decided, "the high watermark has moved")
+    first.start()
+    await actor.commit()
+
+
+def _knows(node: SimNode, actor: Actor) -> bool:
+    return node.broker is not None and node.broker.transactions.describe(actor.transactional_id).value is not None
+
+
 def _leads(node: SimNode, tp: TopicPartition) -> bool:
     return node.broker is not None and node.broker.replicas.partitions[tp].is_leader
 
@@ -250,6 +281,7 @@ AIMS_OF_RACES: Final[dict[str, Aim]] = {
     "marker during a question": Aim(_mark_during_question, REPAIRED),
     "failover while completing": Aim(_fail_over_while_completing, REPAIRED, max_epoch=3),
     "decision that a follower lacks": Aim(_lose_decision),
+    "successor with one follower": Aim(_succeed_with_few_followers, _ALL_IN_SYNC),
     "joined questions": Aim(_join_questions),
     "lost question": Aim(_lose_question),
 }
