@@ -125,6 +125,12 @@ def find_duplicate(log: Log, records: Checkable) -> AppendResult | None:
     return None if batch is None or not log.is_usable() else _duplicate(log, batch)
 
 
+def note_refused(log: Log, records: Checkable, origin: AppendOrigin) -> None:
+    """Remember that a client's batch found a log that cannot be opened: its later batches wait until it comes again."""
+    if not log.disk.is_failed and origin is _CLIENT and (batch := _batch_of_producer(log, records)) is not None:
+        log.unwritten.note(batch, log.clock.monotonic())
+
+
 def _batch_of_producer(log: Log, records: Checkable) -> RecordBatch | None:
     """Return a valid batch that has a producer id; its records are not checked."""
     checked: Checked
@@ -138,11 +144,8 @@ def _batch_of_producer(log: Log, records: Checkable) -> RecordBatch | None:
 
 def _not_usable(log: Log, records: Checkable, origin: AppendOrigin) -> AppendResult:
     """Reject a batch because the log cannot be opened, or its disk has failed."""
-    if log.disk.is_failed:
-        return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE)
-    if origin is _CLIENT and (batch := _batch_of_producer(log, records)) is not None:
-        log.unwritten.note(batch, log.clock.monotonic())
-    return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, TOO_MANY_FILES)
+    note_refused(log, records, origin)
+    return _rejected(log, ErrorCode.KAFKA_STORAGE_ERROR, _OFFLINE if log.disk.is_failed else TOO_MANY_FILES)
 
 
 def _check_producer(

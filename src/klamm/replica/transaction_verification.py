@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from klamm.errors import ErrorCode
+from klamm.log.appending import note_refused
 from klamm.log.producer_state import AppendOrigin
 from klamm.log.results import AppendResult
 from klamm.log.verification_state import NOT_REQUIRED, TransactionCheck, VerificationGuard
@@ -229,6 +230,7 @@ class _Verification:
                 self.errors[tp] = log
                 continue
             if not log.is_usable():
+                note_refused(log, self._append.records[tp], self._append.origin)
                 self.errors[tp] = ErrorCode.KAFKA_STORAGE_ERROR
                 continue
             if not is_needed:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from klamm.errors import ErrorCode
 from klamm.log.end_markers import marker_record_fields
+from klamm.log.files import FileHandle, FileInfo, Files, OsFiles
 from klamm.log.log import Log
 from klamm.log.log_config import LogConfig
 from klamm.log.producer_state import AppendOrigin
@@ -64,9 +68,27 @@ class Coordinator:
         self.waiting.pop(index).set_result(dict.fromkeys(partitions, error))
 
 
+class FewFiles(OsFiles):
+    """Files of a process that may have no file descriptor left."""
+
+    is_exhausted = False
+
+    def open(self, path: str, *, create: bool = False) -> FileHandle:
+        self._check(path)
+        return super().open(path, create=create)
+
+    def list_dir(self, path: str) -> list[FileInfo]:
+        self._check(path)
+        return super().list_dir(path)
+
+    def _check(self, path: str) -> None:
+        if self.is_exhausted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+
 class Leader(OneBroker):
-    def __init__(self, tmp_path: Path) -> None:
-        super().__init__(tmp_path)
+    def __init__(self, tmp_path: Path, files: Files | None = None) -> None:
+        super().__init__(tmp_path, files=files)
         self.coordinator = Coordinator(self.loop)
         self.broker.replicas.transactional_producers.add_partitions = self.coordinator
         self.lead("t", 3)
@@ -389,6 +411,35 @@ def test_nothing_is_appended_after_the_broker_stopped(tmp_path: Path) -> None:
     assert one.errors(answer) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     one.broker.logs.shutdown()
     one.loop.close()
+
+
+def test_batches_after_one_that_found_no_file_for_its_log_wait_for_it(tmp_path: Path) -> None:
+    """OUT_OF_ORDER_SEQUENCE_NUMBER would make the client abort its transaction."""
+    with closing(Leader(tmp_path)) as former:
+        former.coordinator.default = ErrorCode.NONE
+        assert former.errors(former.send((T0, data(b"a")))) == [0]
+        former.end()
+    files = FewFiles()
+    with closing(Leader(tmp_path, files)) as one:
+        one.coordinator.default = ErrorCode.NONE
+        assert one.log().unopened is not None
+        files.is_exhausted = True
+        assert one.errors(one.send((T0, data(b"damaged", 8)[:-1]))) == [ErrorCode.KAFKA_STORAGE_ERROR]
+        assert one.errors(one.send((T0, data(b"b", 1)))) == [ErrorCode.KAFKA_STORAGE_ERROR]
+        files.is_exhausted = False
+        following = one.results(one.send((T0, data(b"c", 2))))[T0]
+        assert (following.error, following.error_message) == (
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            "an earlier batch of the producer could not be written; send it again first",
+        )
+        assert [one.errors(one.send((T0, data(value, n)))) for n, value in ((1, b"b"), (2, b"c"))] == [[0], [0]]
+        assert one.values() == [b"a", b"b", b"c"]
+
+
+def test_batches_for_a_failed_disk_are_not_noted(one: Leader) -> None:
+    one.log().disk.set_failed(True)
+    assert one.errors(one.send((T0, data(b"a")))) == [ErrorCode.KAFKA_STORAGE_ERROR]
+    assert not one.log().unwritten
 
 
 def test_too_few_in_sync_replicas_before_the_first_batch(one: Leader) -> None:
