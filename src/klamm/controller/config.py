@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from klamm.model import EndPoint
+from klamm.model import PRODUCER_IDS_PER_BLOCK, EndPoint
 from klamm.security.outgoing import OutgoingSecurity
 
 
@@ -73,8 +73,7 @@ OLDEST: Final = InterBrokerProtocol(2, 4, 0)
 NEWEST: Final = InterBrokerProtocol(3, 9)
 
 
-BLOCK_SIZE: Final = 1000
-"""Producer ids per block."""
+BLOCK_SIZE: Final = PRODUCER_IDS_PER_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from klamm.model import TopicPartition
 from klamm.zk.model import paths
-from klamm.zk.model.ops import Create
+from klamm.zk.model.ops import Create, SetData
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.model.znodes import (
     ProducerIdBlock,
@@ -21,7 +23,7 @@ TP = TopicPartition("orders", 3)
 STATE = b'{"controller_epoch":4,"leader":1,"version":1,"leader_epoch":%d,"isr":[1,2]}'
 
 
-def tree_with(nodes: dict[str, bytes]) -> ZnodeTree:
+def tree_with(nodes: Mapping[str, bytes | None]) -> ZnodeTree:
     tree = ZnodeTree()
     session = tree.create_session(1, 6_000, 0).id
     for path, data in nodes.items():
@@ -71,9 +73,33 @@ def test_an_epoch_stays_a_number_that_messages_can_carry(epoch: int) -> None:
 
 
 def test_garbage_and_empty_znodes_stay_as_they_are() -> None:
-    nodes = {paths.CONTROLLER_EPOCH: b"banana", paths.PRODUCER_ID_BLOCK: b"", paths.partition_state_path(*TP): b"["}
+    nodes = {paths.CONTROLLER_EPOCH: b"banana", paths.PRODUCER_ID_BLOCK: b"[", paths.partition_state_path(*TP): b""}
     tree = tree_with(nodes)
     versions = {path: tree.nodes[path].version for path in nodes}
     rollback.advance(tree, 10, 0)
     assert {path: tree.nodes[path].data for path in nodes} == nodes
-    assert tree.nodes[paths.PRODUCER_ID_BLOCK].version == versions[paths.PRODUCER_ID_BLOCK]
+    assert {path: tree.nodes[path].version for path in nodes} == versions
+
+
+@pytest.mark.parametrize("chroot", ["", "/kafka/east"])
+@pytest.mark.parametrize("data", [b"", None])
+def test_the_lost_changes_may_have_allocated_the_first_producer_ids(chroot: str, data: bytes | None) -> None:
+    path = chroot + paths.PRODUCER_ID_BLOCK
+    tree = tree_with({path: data, chroot + paths.CONTROLLER_EPOCH: b"1"})
+    rollback.advance(tree, 0, 0)
+    assert tree.nodes[path].data == data, "no change was lost"
+    rollback.advance(tree, 3, 0)
+    block = decode_producer_id_block(tree.nodes[path].data, tree.nodes[path].version)
+    assert block is not None and (block.block_start, block.block_end) == (2_000, 2_999)
+
+
+@pytest.mark.parametrize("was_created_again", [False, True])
+def test_a_block_that_was_emptied_or_deleted_is_not_invented(was_created_again: bool) -> None:
+    """The allocated ids are unknown: brokers give none until an operator restores the block."""
+    path, epoch = paths.PRODUCER_ID_BLOCK, paths.CONTROLLER_EPOCH
+    tree = tree_with({epoch: b"1", path: b""} if was_created_again else {path: b"", epoch: b"1"})
+    if not was_created_again:
+        tree.write(next(iter(tree.sessions)), SetData(path, b""), 0)
+    version = tree.nodes[path].version
+    rollback.advance(tree, 3, 0)
+    assert (tree.nodes[path].data, tree.nodes[path].version) == (b"", version)

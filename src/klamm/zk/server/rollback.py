@@ -8,12 +8,12 @@ lost changes. Sessions end: their brokers are stopped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from klamm.model import LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
+from klamm.model import PRODUCER_IDS_PER_BLOCK, LeaderAndIsr, LeaderIsrAndControllerEpoch, TopicPartition
 from klamm.zk.model import paths
+from klamm.zk.model.nodes import Znode
 from klamm.zk.model.tree import ZnodeTree
 from klamm.zk.model.znodes import (
     ProducerIdBlock,
@@ -28,7 +28,6 @@ from klamm.zk.model.znodes import (
 
 MAX_EPOCH: Final = 0x7FFFFFFF - 1
 _STATE: Final = re.compile(r"/brokers/topics/([^/]+)/partitions/(\d+)/state$")
-Advance = Callable[[bytes], bytes]
 
 
 def advance(tree: ZnodeTree, lost_changes: int, now_ms: int) -> None:
@@ -38,29 +37,26 @@ def advance(tree: ZnodeTree, lost_changes: int, now_ms: int) -> None:
     if not lost_changes:
         return
     for path, node in tree.nodes.items():
-        change = _change_of(path, lost_changes)
-        if change is None or node.data is None:
-            continue
         with suppress(ZnodeFormatError):  # invalid data stays: the brokers report it
-            changed = change(node.data)
-            if changed == node.data:  # The version of an empty block of producer ids shows that it was never used.
+            changed = _changed(tree, path, node, lost_changes)
+            if changed is None:
                 continue
             node.data = changed
             node.version += 1
             node.mzxid, node.mtime = tree.last_zxid, now_ms
 
 
-def _change_of(path: str, by: int) -> Advance | None:
-    """Return the change for this znode, which may be below a chroot; None for other znodes."""
-    if path.endswith(paths.CONTROLLER_EPOCH):
-        return lambda data: encode_controller_epoch(_raised(decode_controller_epoch(data), by))
+def _changed(tree: ZnodeTree, path: str, node: Znode, by: int) -> bytes | None:
+    """Return the new data of this znode, which may be below a chroot; None for other znodes."""
     if path.endswith(paths.PRODUCER_ID_BLOCK):
-        return lambda data: _raise_block(data, by)
-    found = _STATE.search(path)
-    if found is None:
+        epoch = tree.nodes.get(path.removesuffix(paths.PRODUCER_ID_BLOCK) + paths.CONTROLLER_EPOCH)
+        return _raised_block(node, by, epoch_czxid=None if epoch is None else epoch.czxid)
+    if node.data is None:
         return None
-    tp = TopicPartition(found[1], int(found[2]))
-    return lambda data: _raise_state(tp, data, by)
+    if path.endswith(paths.CONTROLLER_EPOCH):
+        return encode_controller_epoch(_raised(decode_controller_epoch(node.data), by))
+    found = _STATE.search(path)
+    return None if found is None else _raise_state(TopicPartition(found[1], int(found[2])), node.data, by)
 
 
 def _raise_state(tp: TopicPartition, data: bytes, by: int) -> bytes:
@@ -71,10 +67,11 @@ def _raise_state(tp: TopicPartition, data: bytes, by: int) -> bytes:
     return encode_partition_state(LeaderIsrAndControllerEpoch(raised, state.controller_epoch, state.former_isr))
 
 
-def _raise_block(data: bytes, by: int) -> bytes:
-    block = decode_producer_id_block(data)
+def _raised_block(node: Znode, by: int, epoch_czxid: int | None) -> bytes:
+    """Raise the last block. Each lost change may have allocated one, also if there was none before."""
+    block = decode_producer_id_block(node.data, node.version, czxid=node.czxid, epoch_czxid=epoch_czxid)
     if block is None:
-        return data
+        block = ProducerIdBlock(-1, -PRODUCER_IDS_PER_BLOCK, -1)
     step = by * (block.block_end - block.block_start + 1)
     return encode_producer_id_block(ProducerIdBlock(block.broker_id, block.block_start + step, block.block_end + step))
 
