@@ -24,7 +24,8 @@ its log gets an empty answer. An offset beyond the end is OFFSET_OUT_OF_RANGE (1
 With `replica.selector.class` a leader sends a consumer of another rack to an in-sync follower there.
 
 The first batch is always whole, whatever the limits. A fetch with a broker's id as replica id reports that follower's
-progress. A Fetch of a session costs what changed since the last one. A Fetch of many partitions is served in slices.
+progress. Only a peer may continue a session under such an id; others get CLUSTER_AUTHORIZATION_FAILED (31). A Fetch of
+a session costs what changed since the last one. A Fetch of many partitions is served in slices.
 While clients leave much of what they asked for unread (128 MiB in total), a Fetch returns less, but at least one batch.
 A consumer that is over its quota gets an empty answer with a throttle time (KIP-219); its session stays as it was.
 """
@@ -106,6 +107,8 @@ def _converted_in_slices(broker: Broker, version: int, req: FetchRequest, answer
 
 
 def _handle(broker: Broker, ctx: RequestContext, req: FetchRequest) -> Answer:
+    if req.session_epoch > 0 and broker.acls is not None and not _may_resume(broker, ctx, req):
+        return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, responses=())
     opening = open_context(broker, ctx.api_version, req, partial(_is_follower, broker, ctx, req))
     try:
         next(opening)
@@ -248,6 +251,12 @@ def _is_follower(broker: Broker, ctx: RequestContext, req: FetchRequest) -> bool
     return replica_id >= 0 and (broker.acls is None or is_peer(broker, ctx, replica_id, is_probe=True))
 
 
+def _may_resume(broker: Broker, ctx: RequestContext, req: FetchRequest) -> bool:
+    """Whether the sender may use a session: each use of a follower's session shows its leader that it is alive."""
+    replica_id, _ = _replica(ctx.api_version, req)
+    return replica_id < 0 or is_peer(broker, ctx, replica_id)
+
+
 def _params(broker: Broker, ctx: RequestContext, req: FetchRequest) -> FetchParams:
     replica_id, replica_epoch = _replica(ctx.api_version, req)
     isolation = _LOG_END if replica_id >= 0 else _TXN_COMMITTED if req.isolation_level == 1 else _HIGH_WATERMARK
@@ -302,7 +311,7 @@ def _authorized(
     asked: list[SessionPartition] = []
     may_read = remembering(broker, ctx, AclOperation.READ, ResourceType.TOPIC)
     is_follower = params.replica_id >= 0
-    is_admitted = is_follower and is_peer(broker, ctx, params.replica_id)
+    is_admitted = bool(partitions) and is_follower and is_peer(broker, ctx, params.replica_id)
     for partition in partitions:
         name = None if partition.tp is None else partition.tp.topic
         if is_admitted if is_follower else name is None or may_read(name):

@@ -68,8 +68,10 @@ class FetchContext:
         client = params.client
         is_sent_elsewhere = client is not None and client.rack_id and broker.replicas.replica_selector is not None
         brokers = broker.metadata.snapshot.brokers if is_sent_elsewhere else None
-        # A change of the rules, or of the principal, decides again which partitions may be read.
-        access = None if broker.acls is None else (ctx.principal, ctx.client_host, broker.acls.authorizer.rules)
+        # A change of the rules, of the principal or of the proven broker decides again which partitions may be read.
+        access = None
+        if broker.acls is not None:
+            access = (ctx.principal, ctx.client_host, ctx.peer_broker_id, broker.acls.authorizer.rules)
         is_old = ctx.api_version < 10
         reader = params.isolation, params.replica_id, params.replica_epoch, client, brokers, is_old, access
         if len(session.partitions) > SLICE and session.is_of_another(reader):

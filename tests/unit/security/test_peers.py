@@ -18,6 +18,7 @@ import pytest
 from klamm import apis
 from klamm.apis import produce
 from klamm.apis.api_declaration import Api, at_once, bind
+from klamm.apis.fetch_context import FetchContext
 from klamm.broker import Acls
 from klamm.errors import ErrorCode
 from klamm.log.producer_state import AppendOrigin
@@ -34,6 +35,9 @@ from klamm.protocol.messages.write_txn_markers import (
 from klamm.protocol.schema import plan
 from klamm.protocol.wire import Message
 from klamm.replica.append_path import append_records
+from klamm.replica.fetch_path import FetchParams
+from klamm.replica.partition_reader import Isolation
+from klamm.replica.remote_replica import RemoteReplica
 from klamm.security.acl import audit
 from klamm.security.acl.authorizer import AclAuthorizer
 from klamm.security.acl.bindings import (
@@ -190,13 +194,14 @@ def test_alter_on_the_cluster_allows_commits_by_an_entry_only(guarded: OneBroker
     assert not errors(guarded, "WriteTxnMarkers", marker, 1, peer=None, principal=OTHER) & REFUSED
 
 
-def fetch(replica_id: int, version: int, offset: int) -> FetchRequest:
+def fetch(replica_id: int, version: int, offset: int, *, session_id: int = 0, session_epoch: int = -1) -> FetchRequest:
     partition = FetchPartition(partition=0, current_leader_epoch=-1, fetch_offset=offset, partition_max_bytes=1000)
     request = FetchRequest(
         max_wait_ms=0,
         min_bytes=0,
         max_bytes=1000,
-        session_epoch=-1,
+        session_id=session_id,
+        session_epoch=session_epoch,
         topics=[FetchTopic(topic="t", partitions=[partition])],
     )
     if version >= 15:
@@ -338,3 +343,50 @@ def test_markers_and_epochs_of_followers_come_from_brokers(strict: OneBroker) ->
     assert not errors(strict, "OffsetForLeaderEpoch", follower, 4, peer=2) & REFUSED
     consumer = build(layout, {"replica_id": -1, "topics": topics})
     assert not errors(strict, "OffsetForLeaderEpoch", consumer, 4, peer=None) & REFUSED
+
+
+def followed(one: OneBroker) -> tuple[int, RemoteReplica]:
+    """Return the session of broker 2, which has the whole log, and its replica at the leader."""
+    one.lead("t", isr=(1, 2), replicas=(1, 2))
+    first = ask(one, "Fetch", fetch(2, 12, 0, session_epoch=0), 12, peer=2)
+    assert first.session_id
+    return first.session_id, one.broker.replicas.partitions[TopicPartition("t", 0)].remotes[2]
+
+
+def next_of(session_id: int, replica_id: int) -> FetchRequest:
+    return FetchRequest(
+        replica_id=replica_id, max_wait_ms=0, min_bytes=0, session_id=session_id, session_epoch=1, topics=[]
+    )
+
+
+@pytest.mark.parametrize("peer", [None, 3])
+@pytest.mark.parametrize("replica_id", [2, -1])
+def test_a_forged_follower_does_not_keep_another_one_in_sync(
+    strict: OneBroker, replica_id: int, peer: int | None
+) -> None:
+    """It has the same principal and host, and knows the session."""
+    session_id, remote = followed(strict)
+    caught_up_ms = remote.last_caught_up_time_ms
+    strict.clock.elapsed_ms += 10_000
+    response = ask(strict, "Fetch", next_of(session_id, replica_id), 12, peer)
+    assert remote.last_caught_up_time_ms == caught_up_ms
+    if replica_id < 0:
+        return
+    assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED and not response.responses
+    strict.clock.elapsed_ms += 1
+    own = ask(strict, "Fetch", next_of(session_id, replica_id), 12, peer=2)
+    assert own.error_code == 0, "its session has stayed as it was"
+    assert remote.last_caught_up_time_ms == caught_up_ms + 10_001
+
+
+def test_another_proof_decides_again_which_partitions_may_be_read(guarded: OneBroker) -> None:
+    _, remote = followed(guarded)
+    (session,) = guarded.broker.fetch_sessions
+    caught_up_ms = remote.last_caught_up_time_ms
+    guarded.clock.elapsed_ms += 10_000
+    channel = ChannelContext(order=1)
+    ctx = RequestContext(1, 12, channel=channel, now_ms=guarded.clock.now_ms())
+    params = FetchParams(0, 0, 1000, Isolation.LOG_END, replica_id=2)
+    context = FetchContext(session, [], is_full=False)
+    assert context.begin(guarded.broker, params, ctx) == list(session.partitions.values())
+    assert remote.last_caught_up_time_ms == caught_up_ms

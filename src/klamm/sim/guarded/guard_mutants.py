@@ -10,6 +10,7 @@ from typing import Final
 from klamm.sim.mutant import Mutant
 
 _A: Final = "klamm.apis."
+_ACCESS: Final = "(ctx.principal, ctx.client_host, ctx.peer_broker_id, broker.acls.authorizer.rules)"
 
 
 def _unguarded(module: str, old: str = "guard=_GUARD", seeds: int = 2) -> Mutant:
@@ -317,20 +318,20 @@ GUARD_MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "sessions_of_other_users": Mutant(
         _A + "fetch_context",
-        "(ctx.principal, ctx.client_host, broker.acls.authorizer.rules)",
-        "(ctx.client_host, broker.acls.authorizer.rules)",
+        _ACCESS,
+        "(ctx.client_host, ctx.peer_broker_id, broker.acls.authorizer.rules)",
         1,
     ),
     "sessions_of_other_hosts": Mutant(
         _A + "fetch_context",
-        "(ctx.principal, ctx.client_host, broker.acls.authorizer.rules)",
-        "(ctx.principal, broker.acls.authorizer.rules)",
+        _ACCESS,
+        "(ctx.principal, ctx.peer_broker_id, broker.acls.authorizer.rules)",
         1,
     ),
     "sessions_outlive_their_rules": Mutant(
         _A + "fetch_context",
-        "(ctx.principal, ctx.client_host, broker.acls.authorizer.rules)",
-        "(ctx.principal, ctx.client_host)",
+        _ACCESS,
+        "(ctx.principal, ctx.client_host, ctx.peer_broker_id)",
         1,
     ),
     "anyone_has_the_session_of_a_follower": Mutant(
