@@ -21,9 +21,10 @@ from klamm.zk.model import limits
 from klamm.zk.model.jute import NOTIFICATION_XID, PING_XID, OpCode, buffer_bytes, string_bytes
 from klamm.zk.model.ops import Code
 from klamm.zk.server import admission
+from klamm.zk.server.admission import Admission
 from klamm.zk.server.main import EmbeddedZooKeeperThread
 from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
-from klamm.zk.server.server_connection import FRAMES_PER_TURN
+from klamm.zk.server.server_connection import FRAMES_PER_TURN, Connection
 from klamm.zk.server.shared_secret import Gate
 from tests.support.one_broker import ManualClock
 from tests.unit.zk.raw_client import RawClient, create_body, set_watches_body
@@ -253,7 +254,15 @@ def test_a_stranger_sends_no_large_request(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_refusals_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_end = Admission.log_end
+
+    def log_in_the_same_minute(self: Admission, connection: Connection, reason: str, now_ms: int) -> None:
+        log_end(self, connection, reason, 0)
+
+    monkeypatch.setattr(Admission, "log_end", log_in_the_same_minute)
     server = gated(tmp_path)
     for _ in range(60):
         with RawClient(server.port) as stranger:

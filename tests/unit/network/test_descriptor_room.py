@@ -77,13 +77,24 @@ def test_connections_that_are_being_opened_count(run: Run) -> None:
     async def scenario() -> None:
         async with Server(heartbeat_api(), config=with_room(8)) as server:
             with contextlib.ExitStack() as held:
+                loop = asyncio.get_running_loop()
+                first_bytes: list[bytes] = []
                 for number in range(100):  # The loop does not accept meanwhile.
                     client = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
                     client.sendall(frame(heartbeat(number), 1, number))
-                accepted = server.network.acceptors[0].open
-                await until(lambda: len(accepted) >= 8)
-                await asyncio.sleep(0.1)
-                assert len(accepted) == server.network.quotas.open_connections == 8
+                    client.setblocking(False)
+                    loop.add_reader(client, note_first, client, first_bytes)
+                await until(lambda: len(first_bytes) == 100)
+                assert sum(map(bool, first_bytes)) == 8, "each of the others was closed without an answer"
+                quotas, accepted = server.network.quotas, server.network.acceptors[0].open
+                await until(lambda: len(accepted) == quotas.open_connections == 8)
+
+    def note_first(client: socket.socket, first_bytes: list[bytes]) -> None:
+        asyncio.get_running_loop().remove_reader(client)
+        try:
+            first_bytes.append(client.recv(100))
+        except ConnectionResetError:
+            first_bytes.append(b"")
 
     run(scenario())
 

@@ -431,11 +431,17 @@ def test_a_refused_token_is_logged_and_counts_once(run: Run, caplog: pytest.LogC
 @both_loops
 def test_a_client_that_waits_after_a_refused_token_is_closed_in_time(run: Run) -> None:
     async def scenario() -> None:
-        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, timeout_s=0.3) as server:
+        async with SecuredServer(SecurityProtocol.SASL_PLAINTEXT, timeout_s=600) as server:
             client = await server.client()
             await ask(client, SaslHandshakeRequest(mechanism=OAUTHBEARER), SaslHandshakeResponse)
+            (connection,) = server.network.acceptors[0].processor.connections
+            begun = connection._deadline
             token = SaslAuthenticateRequest(auth_bytes=b"n,,\x01auth=Bearer not.a.token\x01\x01")
             await ask(client, token, SaslAuthenticateResponse)
+            deadline = connection._deadline
+            assert deadline is not None and deadline is begun and not deadline.cancelled()
+            deadline.cancel()  # The rest of the time passes.
+            asyncio.get_running_loop().call_soon(connection._on_late)
             assert await client.receive_end() == b"" and server.security.counts.failed == 1
 
     run(scenario())

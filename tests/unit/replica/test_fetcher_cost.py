@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.clock import SystemClock
 from klamm.errors import ErrorCode
 from klamm.metrics import MetricsRegistry
 from klamm.model import TopicPartition
@@ -58,7 +57,8 @@ class Follower:
     def begin(self, backoff_ms: int = 0) -> None:
         """A new fetcher without partitions, and quotas that throttle nothing."""
         replicas = self.one.broker.replicas
-        replicas.quotas = ReplicationQuotas(SystemClock(), MetricsRegistry(SystemClock()))
+        clock = self.one.clock  # It stands still: a quota forgets bytes after some seconds.
+        replicas.quotas = ReplicationQuotas(clock, MetricsRegistry(clock))
         self.quota = replicas.quotas.follower
         self.quota.record(1_000)
         self.leader = NothingNew(self.one.loop)
