@@ -83,8 +83,11 @@ def close(clients: list[socket.socket]) -> None:
 
 @pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
 @both_loops
-def test_silent_connections_keep_no_scraper_out(run: Run, store: CertificateStore, has_tls: bool) -> None:
+def test_silent_connections_keep_no_scraper_out(
+    run: Run, store: CertificateStore, has_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of one address, and of many; the oldest ones make room. A handshake that does not begin is silent too."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 3_600)  # Only others end a connection.
     served, trusting = contexts(store, has_tls)
 
     async def scenario() -> None:

@@ -56,6 +56,12 @@ def gated(directory: Path, max_connections_per_host: int = 1_000) -> EmbeddedZoo
     return EmbeddedZooKeeperThread(directory, fsync=False, options=options).start()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections without the secret do not end because the machine is slow."""
+    monkeypatch.setattr(admission, "IDLE_TIMEOUT_MS", 3_600_000)
+
+
 def prove(client: RawClient, session_id: int = 0, password: bytes = bytes(16)) -> RawClient:
     client.connect(30_000, session_id, password)
     assert client.ask(OpCode.AUTH, digest(SECRET.encode())).error == Code.OK
@@ -176,6 +182,7 @@ def test_silent_connections_end(server: EmbeddedZooKeeperThread, monkeypatch: py
         assert client.exists("/").error == Code.OK
 
 
+@pytest.mark.usefixtures("patient")
 def test_strangers_with_pings_do_not_keep_brokers_out(tmp_path: Path) -> None:
     """Clients without the secret got a session, and their pings kept the connections of their host for ever."""
     server = gated(tmp_path, max_connections_per_host=20)
@@ -219,6 +226,7 @@ def test_strangers_with_pings_end(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 300))
 
 
+@pytest.mark.usefixtures("patient")
 def test_strangers_use_up_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they write to the log: a session begins when its client has proved itself, and can be resumed."""
     monkeypatch.setattr("klamm.zk.server.server.MAX_SESSIONS", 2)
@@ -243,6 +251,7 @@ def test_strangers_use_up_no_sessions(tmp_path: Path, monkeypatch: pytest.Monkey
     server.stop()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_stranger_sends_no_large_request(tmp_path: Path) -> None:
     """Requests are held until they are complete, and the largest holders are closed first: brokers among them."""
     server = gated(tmp_path)

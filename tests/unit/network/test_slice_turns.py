@@ -173,8 +173,8 @@ def test_frames_whose_decoding_fails_in_a_step_do_not_hold_up_later_ones(
                 for client in clients:
                     assert await client.receive_end() == b""
             work = server.network.handler_pool._sliced
-            assert (work._large_bytes, len(work)) == (0, 0)
-            assert server.network.channel.memory_pool.used_bytes == 0
+            await until(lambda: (work._large_bytes, len(work)) == (0, 0))
+            await until(lambda: server.network.channel.memory_pool.used_bytes == 0)
             later = await server.client()
             later.send(groups, 0)
             assert await later.receive()
