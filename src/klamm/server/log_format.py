@@ -13,11 +13,17 @@ TEXT: Final = "[%(asctime)s] %(levelname)s %(message)s (%(name)s)"
 FORMATS: Final = ("text", "json")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Ends of lines, escape sequences of terminals, and characters that turn the direction of text."""
+_ESCAPES: Final = {
+    character: character.encode("unicode_escape").decode()
+    for character in map(chr, range(0x2070))
+    if _CONTROL.match(character)
+}
+"""Made here, because the codec is a file that Python opens at first use: no file may be left when a name is logged."""
 
 
 def on_one_line(text: str) -> str:
     """Escape control characters: clients choose names, and a name must not look like a line of the log."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda found: _ESCAPES[found[0]], text)
 
 
 class TextFormatter(logging.Formatter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 
 from klamm.server.log_format import TEXT, JsonFormatter, TextFormatter
@@ -51,3 +52,27 @@ def test_the_traceback_of_text_keeps_its_lines() -> None:
         information = sys.exc_info()
     record = logging.LogRecord("klamm.server", logging.ERROR, "f.py", 1, "a request failed", (), information)
     assert len(TextFormatter(TEXT).format(record).splitlines()) > 2
+
+
+WITHOUT_FILES = """
+import logging, os, resource
+from klamm.server.log_format import TEXT, TextFormatter, on_one_line
+
+probe = os.open(os.devnull, os.O_RDONLY)
+os.close(probe)
+resource.setrlimit(resource.RLIMIT_NOFILE, (probe, probe))
+record = logging.LogRecord("klamm", logging.ERROR, "f.py", 1, "%s failed", ("\\x1b[2J\\n",), None)
+print(TextFormatter(TEXT).format(record))
+controls = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), *map(chr, (0x2028, 0x202E, 0x2069))]
+print(*(on_one_line(control) for control in controls))
+"""
+
+
+def test_a_name_is_escaped_without_a_free_file_descriptor() -> None:
+    """Python opened the file of a codec for the first one, and logging printed its own stack in place of the record."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    line, controls = done.stdout.splitlines()
+    assert "\\x1b[2J\\n failed (klamm)" in line
+    expected = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2069]
+    assert controls.split() == [chr(code).encode("unicode_escape").decode() for code in expected]
