@@ -17,7 +17,7 @@ from klamm.metrics import MetricsRegistry, MetricsServer, http, http_places
 from klamm.metrics.http import REQUEST_TIMEOUT_S, HttpConnection
 from klamm.metrics.http_places import Places
 from klamm.security.certificates.certificate_store import CertificateStore
-from klamm.security.failure_budget import BURST, PER_SECOND, FailureBudget
+from klamm.security.failure_budget import BURST, PER_SECOND
 from klamm.security.failure_log import SAME_LINES, FailureLog
 from klamm.server.metrics_logins import MetricsLogins
 from tests.support.one_broker import ManualClock
@@ -168,7 +168,7 @@ def test_wrong_passwords_are_delayed_counted_and_logged(caplog: pytest.LogCaptur
             await asyncio.sleep(0)
 
     async def scenario() -> None:
-        logins = MetricsLogins(FailureBudget(), FailureLog(), 0.1, loop.time)
+        logins = MetricsLogins(FailureLog(), 0.1, loop.time)
         server = MetricsServer(MetricsRegistry(ManualClock()), "127.0.0.1", 0, login=LOGIN, logins=logins)
 
         async def ask(login: str | None, address: str = "10.0.0.1") -> RecordingTransport:
@@ -193,3 +193,36 @@ def test_wrong_passwords_are_delayed_counted_and_logged(caplog: pytest.LogCaptur
         runner.run(scenario())
     assert caplog.text.count("the user or the password is wrong") == SAME_LINES
     assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("arrives_s", [0.0, REQUEST_TIMEOUT_S - 0.05], ids=["at once", "late"])
+def test_a_scraper_behind_the_address_of_guessers_has_its_turn_before_its_time_ends(arrives_s: float) -> None:
+    """Turns were those of the listeners, up to 15 s away, and the endpoint closes a connection after 10 s."""
+    loop = StoppedTime()
+
+    async def settled() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        logins = MetricsLogins(FailureLog(), 0.1, loop.time)
+        server = MetricsServer(MetricsRegistry(ManualClock()), "127.0.0.1", 0, login=LOGIN, logins=logins)
+        scrapers = [RecordingTransport() for _ in range(100)]
+        connections = [HttpConnection(loop, server, "10.0.0.1") for _ in scrapers]
+        loop.now_s += arrives_s
+        for _ in range(1_000):
+            logins.on_failure("10.0.0.1")
+        assert logins.turn_wait_s("10.0.0.1") > 0
+        for connection, transport in zip(connections, scrapers, strict=True):
+            connection.connection_made(transport)
+            connection.data_received(request_of(LOGIN))
+        await settled()
+        assert not any(scraper.written for scraper in scrapers)
+        for _ in range(int(10 * REQUEST_TIMEOUT_S)):
+            loop.now_s += 0.1
+            await settled()
+        assert not any(scraper.is_aborted for scraper in scrapers)
+        assert all(scraper.written[0].startswith(b"HTTP/1.1 200") for scraper in scrapers)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(scenario())

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES: Final = 8192
 REQUEST_TIMEOUT_S: Final = 10.0
-"""Limit for the TLS handshake and the arrival of the request together, and for the client to read the answer."""
+"""Limit for the TLS handshake and the arrival of the request together, for the turn and the check of its login, and for
+the client to read the answer."""
 _BACKLOG: Final = 64
 
 _CHALLENGE: Final = 'WWW-Authenticate: Basic realm="klamm"\r\n'
@@ -194,6 +195,7 @@ class HttpConnection(asyncio.Protocol):
         if end < 0 or end > MAX_REQUEST_BYTES:
             self._respond("431 Request Header Fields Too Large", "The request is too large.\n")
             return
+        self._restart_timer()  # The turn of a login comes within this time, however late its request has arrived.
         self._answer = self._loop.create_task(self._serve(bytes(self._received[:end])), name="metrics-http")
 
     def abort(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from klamm.metrics.http import REQUEST_TIMEOUT_S
 from klamm.security.failure_budget import FailureBudget
 from klamm.security.failure_log import FailureLog
 
@@ -12,13 +13,15 @@ log = logging.getLogger(__name__)
 
 
 class MetricsLogins:
-    """Owner: the broker loop. The listeners have the same budget and the same limits of log lines per address."""
+    """Owner: the broker loop. The listeners have the same limits of log lines per address, and budgets of their own.
 
-    def __init__(
-        self, budget: FailureBudget, failures: FailureLog, failure_delay_s: float, monotonic: Callable[[], float]
-    ) -> None:
+    A listener's turn may come later than the time of a scrape ends, and a scraper must not wait for the failures of
+    other clients.
+    """
+
+    def __init__(self, failures: FailureLog, failure_delay_s: float, monotonic: Callable[[], float]) -> None:
         self.failure_delay_s = failure_delay_s
-        self._budget = budget
+        self._budget = FailureBudget(max_wait_s=REQUEST_TIMEOUT_S / 2)
         self._failures = failures
         self._monotonic = monotonic
 

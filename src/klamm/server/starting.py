@@ -239,7 +239,7 @@ class Starting:
         host, port = config.klamm_metrics_host, config.klamm_metrics_port
         tls = security.metrics_context() if config.klamm_metrics_ssl_enable and port >= 0 else None
         delay_s = config.connection_failed_authentication_delay_ms / 1000
-        logins = MetricsLogins(security.budget, security.failures, delay_s, broker.clock.monotonic)
+        logins = MetricsLogins(security.failures, delay_s, broker.clock.monotonic)
         login, room = config.klamm_metrics_basic_auth, file_limit.metrics_connections()
         server = MetricsServer(broker.metrics, host, port, tls=tls, login=login, logins=logins, max_connections=room)
         if port >= 0:
