@@ -58,11 +58,11 @@ class GuardedProtocol(PausableProtocol):
         self._turn_at = 0.0
         """When this authentication may continue; 0 if it has not had to wait for the failures of its address."""
 
-    def log_refusal(self, level: int, action: str, reason: str) -> None:
+    def log_refusal(self, level: int, action: str, reason: str, error: BaseException | None = None) -> None:
         """Log why the connection is refused or closed, unless its address has caused too many such lines."""
         context = self.context
         if (more := self.gate.security.failures.note(context.client_host, reason, self._monotonic())) is not None:
-            _log.log(level, "%s connection %s: %s%s", action, context.connection_id, reason, more)
+            _log.log(level, "%s connection %s: %s%s", action, context.connection_id, reason, more, exc_info=error)
 
     def _limit_authentication(self) -> None:
         """Bound the time in which the peer must prove who it is."""

@@ -71,9 +71,21 @@ class AcceptedSocket(asyncio.Transport):
     abort = close
 
     def on_handshake_end(self, handshake: asyncio.Task[None]) -> None:
-        """Close the socket after a cancellation, also if the handshake had not begun."""
+        """Close the socket after a cancellation, also if the handshake had not begun, and after an unexpected error.
+
+        Without a handshake nobody would close the connection: it has a deadline only once it can authenticate.
+        """
+        error = None if handshake.cancelled() else handshake.exception()
+        connection = self._connection
         if handshake.cancelled():
             self.sock.close()
+        elif error is not None:
+            connection.gate.count_failure()
+            connection.log_refusal(logging.ERROR, "Closing", "its TLS handshake failed unexpectedly", error)
+            self.handshake = None
+            connection.abort()
+            if self._is_closing:  # It was to close before the error, and nobody else holds the socket.
+                self.sock.close()
 
 
 class TlsHandshakes:

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+import aiofastnet
 import pytest
 
 from klamm.errors import ErrorCode
@@ -148,6 +149,35 @@ def test_other_failures_of_a_handshake_take_nothing_from_the_budget(run: Run) ->
             assert budget.wait_s(ADDRESS, clock.seconds) == 0
 
     run(scenario())
+
+
+@both_loops
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["during the handshake", "after it"])
+def test_an_unexpected_error_of_a_handshake_closes_the_connection(
+    run: Run, is_encrypted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stayed open for ever, with its descriptor and its place in the quotas."""
+
+    def fail(*_: object, **options: object) -> Any:
+        raise LookupError("injected")
+
+    async def scenario() -> None:
+        async with SecuredServer(SecurityProtocol.SSL) as server:
+            with monkeypatch.context() as injected:
+                if is_encrypted:
+                    injected.setattr(server.security, "principal_of", fail)
+                else:
+                    injected.setattr(aiofastnet, "connect_accepted_socket", fail)
+                client = await (server.tls_client(CLIENT) if is_encrypted else server.client())
+                with contextlib.suppress(OSError):
+                    assert await client.receive_end() == b""
+                await until(lambda: server.network.quotas.open_connections == server.network.quotas.total == 0)
+                assert server.security.counts.failed == 1
+            assert await beat(await server.tls_client(CLIENT)) == 7
+
+    run(scenario())
+    (record,) = (each for each in caplog.records if "its TLS handshake failed unexpectedly" in each.getMessage())
+    assert record.exc_info and isinstance(record.exc_info[1], LookupError)
 
 
 @both_loops
