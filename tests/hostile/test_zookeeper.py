@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from klamm.security.certificates.certificate_store import CertificateStore
+from klamm.security.failure_log import SAME_LINES
 from klamm.zk.model import limits
 from klamm.zk.model.jute import NOTIFICATION_XID, PING_XID, OpCode, buffer_bytes, string_bytes
 from klamm.zk.model.ops import Code
@@ -49,6 +52,42 @@ def digest(credential: bytes) -> bytes:
 
 
 SECRET = "klamm:s3cret"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
+    made = CertificateStore.create(tmp_path_factory.mktemp("certificates"), 1)
+    made.issue_broker("server", (), 1)
+    return made
+
+
+def server_context(certificates: CertificateStore) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.keystore_path("server"))
+    return context
+
+
+def client_of(port: int, certificates: CertificateStore, has_tls: bool) -> RawClient:
+    client = RawClient(port)
+    if has_tls:
+        trusting = ssl.create_default_context(cafile=certificates.ca_path)
+        client.socket = trusting.wrap_socket(client.socket, server_hostname="localhost")
+    return client
+
+
+def connection_from(host: str, port: int) -> socket.socket:
+    """Connect from an address of this machine, and send nothing."""
+    return socket.create_connection(("127.0.0.1", port), timeout=120, source_address=(host, 0))
+
+
+def is_closed(connection: socket.socket, wait_s: float = 120) -> bool:
+    connection.settimeout(wait_s)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except (TimeoutError, BlockingIOError):
+        return False
 
 
 def gated(directory: Path, max_connections_per_host: int = 1_000) -> EmbeddedZooKeeperThread:
@@ -168,6 +207,47 @@ def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
     server.stop()
 
 
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
+def test_silent_connections_of_many_hosts_do_not_keep_others_out(
+    tmp_path: Path, certificates: CertificateStore, has_tls: bool
+) -> None:
+    """Their number had no limit: they used up the file descriptors of a broker. A TLS handshake counts from its start,
+    and the host with the most of them loses one first.
+    """
+    tls = server_context(certificates) if has_tls else None
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, options=ServerOptions(max_connections=20, tls=tls)).start()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client_of(server.port, certificates, has_tls)).connect() for _ in range(3)]
+        few = [stack.enter_context(connection_from("127.0.0.2", server.port)) for _ in range(3)]
+        many = [stack.enter_context(connection_from("127.0.0.3", server.port)) for _ in range(100)]
+        late = stack.enter_context(client_of(server.port, certificates, has_tls))
+        assert late.connect().exists("/").error == Code.OK
+        assert [client.exists("/").error for client in clients] == [Code.OK] * 3
+        assert all(map(is_closed, many[:80]))
+        assert not any(is_closed(connection, wait_s=0) for connection in few)
+        with client_of(server.port, certificates, has_tls) as asking:
+            asking.socket.sendall(b"mntr")
+            answer = b"".join(iter(lambda: asking.socket.recv(4_096), b""))
+        found = re.search(rb"zk_num_alive_connections\t(\d+)", answer)
+        assert found is not None and int(found[1]) <= 21, "one may still be closing"
+    server.stop()
+
+
+def test_connections_in_use_are_never_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = EmbeddedZooKeeperThread(tmp_path, fsync=False, options=ServerOptions(max_connections=5)).start()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(server.port)).connect() for _ in range(5)]
+        for _ in range(50):
+            with connection_from("127.0.0.2", server.port) as refused:
+                assert is_closed(refused)
+        assert [client.exists("/").error for client in clients] == [Code.OK] * 5
+        assert clients[0].ask(OpCode.CLOSE_SESSION).error == Code.OK
+        assert clients[0].is_closed()
+        assert stack.enter_context(RawClient(server.port)).connect().exists("/").error == Code.OK
+    server.stop()
+    assert caplog.text.count("too many connections are in use") == SAME_LINES
+
+
 def test_silent_connections_end(server: EmbeddedZooKeeperThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that send a part of a handshake; those that sent all of it stay."""
     assert admission.IDLE_TIMEOUT_MS == 10_000
@@ -204,7 +284,7 @@ def test_strangers_with_pings_end(tmp_path: Path) -> None:
             tmp_path, fsync=False, clock=clock, options=ServerOptions(gate=Gate(SECRET))
         ).start()
         pipes = [Pipe(), Pipe()]
-        connections = [server._accept(), server._accept()]
+        connections = [server._accept("127.0.0.1"), server._accept("127.0.0.1")]
         broker = connections[1]
         for connection, pipe in zip(connections, pipes, strict=True):
             connection.connection_made(pipe)
@@ -492,7 +572,7 @@ def test_a_pipeline_does_not_keep_others_waiting(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         server = await EmbeddedZooKeeper(tmp_path, fsync=False).start()
-        pipe, flood = Pipe(), server._accept()
+        pipe, flood = Pipe(), server._accept("127.0.0.1")
         flood.connection_made(pipe)
         flood.data_received(HANDSHAKE)
         request = struct.pack(">ii", 1, OpCode.CREATE) + create_body("/flood-", b"", 2)
@@ -529,7 +609,7 @@ def test_a_slow_disk_bounds_the_changes_that_wait_for_it(tmp_path: Path, monkeyp
         nonlocal is_slow
         server = await EmbeddedZooKeeper(tmp_path).start()
         pipes = [Pipe() for _ in range(3)]
-        connections = [server._accept() for _ in pipes]
+        connections = [server._accept("127.0.0.1") for _ in pipes]
         for connection, pipe in zip(connections, pipes, strict=True):
             connection.connection_made(pipe)
             connection.data_received(HANDSHAKE)

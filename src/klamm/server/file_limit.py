@@ -8,6 +8,7 @@ from typing import Final
 
 from klamm.metrics.http_places import MAX_CONNECTIONS
 from klamm.network.connection_quotas import BROKER_RESERVE, NO_LIMIT, DescriptorRoom
+from klamm.zk.model import limits as zookeeper
 
 _MAX_LIMIT: Final = 1 << 20
 _MIN_SEGMENTS: Final = 16
@@ -15,9 +16,10 @@ _MAX_SEGMENTS: Final = 50_000
 _MIN_CONNECTIONS: Final = 16
 _MIN_OWN: Final = 24
 _MIN_METRICS: Final = 8
+_MIN_ZOOKEEPER: Final = 16
 _MAX_OWN: Final = 128
-"""Files of the process that are neither open segments nor accepted connections: libraries, ZooKeeper, connections to
-other brokers, checkpoints."""
+"""Files of the process that are neither open segments nor accepted connections: libraries, the files of ZooKeeper,
+connections to other brokers, checkpoints."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,22 +37,36 @@ def raise_to_hard_limit() -> int:
     return allowed
 
 
-def open_segments(limit: int | None = None) -> int:
-    """Return the number of segments that logs may keep open: half of the files are left for connections."""
+def open_segments(limit: int | None = None, *, has_zookeeper: bool = False) -> int:
+    """Return the number of segments that logs may keep open: at least half of the files are left for connections."""
     soft = _current() if limit is None else limit
     if soft == resource.RLIM_INFINITY:
         return _MAX_SEGMENTS
-    return max(_MIN_SEGMENTS, min(soft // 2, _MAX_SEGMENTS))
+    left = soft - _own(soft, has_zookeeper) - _for_brokers(soft) - _MIN_CONNECTIONS
+    return max(_MIN_SEGMENTS, min(soft // 2, left, _MAX_SEGMENTS))
 
 
-def connections(limit: int | None = None) -> DescriptorRoom:
-    """Return how many connections may be open, so that the logs and the broker itself always have their share."""
+def connections(limit: int | None = None, *, has_zookeeper: bool = False) -> DescriptorRoom:
+    """Return how many connections may be open, so that the logs and the broker itself always have their share.
+
+    `has_zookeeper` is whether the embedded ZooKeeper runs in this process.
+    """
     soft = _current() if limit is None else limit
     if soft == resource.RLIM_INFINITY:
         return DescriptorRoom(NO_LIMIT)
-    own = min(max(soft // 8, _MIN_OWN), _MAX_OWN) + metrics_connections(soft)
-    for_brokers = min(soft // 8, BROKER_RESERVE)
-    return DescriptorRoom(max(soft - open_segments(soft) - own - for_brokers, _MIN_CONNECTIONS), for_brokers)
+    own, for_brokers = _own(soft, has_zookeeper), _for_brokers(soft)
+    segments = open_segments(soft, has_zookeeper=has_zookeeper)
+    return DescriptorRoom(max(soft - segments - own - for_brokers, _MIN_CONNECTIONS), for_brokers)
+
+
+def _own(soft: int, has_zookeeper: bool) -> int:
+    """Return the files that are neither segments nor connections of a listener."""
+    zookeeper_share = zookeeper_connections(soft) if has_zookeeper else 0
+    return min(max(soft // 8, _MIN_OWN), _MAX_OWN) + metrics_connections(soft) + zookeeper_share
+
+
+def _for_brokers(soft: int) -> int:
+    return min(soft // 8, BROKER_RESERVE)
 
 
 def metrics_connections(limit: int | None = None) -> int:
@@ -59,6 +75,14 @@ def metrics_connections(limit: int | None = None) -> int:
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return max(_MIN_METRICS, min(soft // 16, MAX_CONNECTIONS))
+
+
+def zookeeper_connections(limit: int | None = None) -> int:
+    """Return how many connections the embedded ZooKeeper may have in a broker's process."""
+    soft = _current() if limit is None else limit
+    if soft == resource.RLIM_INFINITY:
+        return zookeeper.MAX_CONNECTIONS
+    return max(_MIN_ZOOKEEPER, min(soft // 16, zookeeper.MAX_CONNECTIONS))
 
 
 def _current() -> int:

@@ -227,7 +227,9 @@ class Starting:
             files=environment.files,
             default_config=LogConfig.from_properties(configs.topic_config("")),
             topic_config=lambda topic: LogConfig.from_properties(configs.topic_config(topic)),
-            limits=LogLimits(config.producer_id_expiration_ms, file_limit.open_segments()),
+            limits=LogLimits(
+                config.producer_id_expiration_ms, file_limit.open_segments(has_zookeeper=_has_zookeeper(config))
+            ),
             events=self._disk_events.relay(),
         )
         logs.load_logs(owner)
@@ -256,7 +258,8 @@ class Starting:
         spawn, resolve = self._tasks.spawn, self._environment.resolve
         addresses = BrokerAddresses(broker.config.advertised_endpoints, broker.metadata, spawn, resolve)
         is_limited = settings.connection_limits(broker.config) != ConnectionLimits()
-        if is_limited or file_limit.connections().max_open < _MANY_CONNECTIONS:
+        room = file_limit.connections(has_zookeeper=_has_zookeeper(broker.config))
+        if is_limited or room.max_open < _MANY_CONNECTIONS:
             read = partial(registration.registered_brokers, broker.zk)
             await addresses.read_registrations(read)
             spawn(addresses.follow_registrations(read))
@@ -266,6 +269,7 @@ class Starting:
 
     def _make_sockets(self, broker: Broker, security: BrokerSecurity, addresses: BrokerAddresses) -> SocketServer:
         config = broker.config
+        room = file_limit.connections(has_zookeeper=_has_zookeeper(config))
         for source in security.mechanisms.key_sources:
             self._tasks.spawn(refresh_keys(source))
         sockets = SocketServer(
@@ -274,7 +278,7 @@ class Starting:
             loop=broker.loop,
             clock=broker.clock,
             registry=broker.metrics,
-            config=settings.socket_server(config, security.listeners, file_limit.connections()),
+            config=settings.socket_server(config, security.listeners, room),
             is_broker_address=addresses.includes,
             client_quotas=broker.quotas,
         )
@@ -327,6 +331,11 @@ class LogsEnd:
     def close(self) -> None:
         broker = self._broker
         broker.logs.shutdown(broker.replicas.high_watermarks(), broker.broker_epoch, is_clean=self._is_clean)
+
+
+def _has_zookeeper(config: KafkaConfig) -> bool:
+    """Return whether the embedded ZooKeeper runs in this process and has a share of its file descriptors."""
+    return not config.zookeeper_connect
 
 
 async def _move_leaders(broker: Broker) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from klamm.config import KafkaConfig
 from klamm.errors import ConfigError
 from klamm.model import is_loopback
+from klamm.server import file_limit
 from klamm.zk.client.zk_security import Login, ZkSecurity
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,10 @@ def client(config: KafkaConfig) -> ZkSecurity:
 
 
 def embedded_server(config: KafkaConfig) -> ServerOptions:
-    """Return the options of the embedded server: it requires the digest of its brokers, and uses TLS if they do."""
+    """Return the options of the embedded server: it requires the digest of its brokers, and uses TLS if they do.
+
+    Its connections have a share of the broker's file descriptors.
+    """
     from klamm.zk.server.server import ServerOptions
     from klamm.zk.server.shared_secret import OPEN_GATE, Gate
 
@@ -51,7 +55,8 @@ def embedded_server(config: KafkaConfig) -> ServerOptions:
             host,
         )
     gate = OPEN_GATE if secret is None else Gate(secret)
-    return ServerOptions(gate=gate, guards_znodes=config.zookeeper_set_acl, tls=tls)
+    room = file_limit.zookeeper_connections()
+    return ServerOptions(max_connections=room, gate=gate, guards_znodes=config.zookeeper_set_acl, tls=tls)
 
 
 def _digest(config: KafkaConfig) -> Login | None:

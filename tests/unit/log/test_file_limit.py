@@ -24,6 +24,7 @@ from klamm.model import TopicPartition
 from klamm.network.connection_quotas import NO_LIMIT, DescriptorRoom
 from klamm.server import file_limit
 from klamm.server.file_limit import open_segments
+from klamm.zk.model.limits import MAX_CONNECTIONS
 from tests.unit.log.harness import NOW, TP, Bench, append, batch, close, end_txn, marker, read_values
 
 
@@ -138,10 +139,32 @@ def test_cleaning_without_files_is_given_up_and_takes_nothing_offline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "segments"), [(64, 32), (20, 16), (1024, 512), (1 << 20, 50_000), (resource.RLIM_INFINITY, 50_000)]
+    ("limit", "segments"),
+    [(125, 62), (64, 16), (20, 16), (1024, 512), (1 << 20, 50_000), (resource.RLIM_INFINITY, 50_000)],
 )
 def test_half_of_the_files_are_left_for_connections(limit: int, segments: int) -> None:
     assert open_segments(limit) == segments
+
+
+@pytest.mark.parametrize("limit", [100, 125, 200, 256, 1024, 4096, 65_536, 1 << 20])
+def test_the_shares_of_a_broker_with_zookeeper_are_at_most_all_files(limit: int) -> None:
+    """Connections of the embedded ZooKeeper had no share, and no limit."""
+    room = file_limit.connections(limit, has_zookeeper=True)
+    shares = (
+        open_segments(limit, has_zookeeper=True),
+        room.max_open,
+        room.for_brokers,
+        file_limit.metrics_connections(limit),
+        file_limit.zookeeper_connections(limit),
+        min(max(limit // 8, 24), 128),
+    )
+    assert sum(shares) == limit
+    assert min(shares) >= 8 and file_limit.zookeeper_connections(limit) >= 16
+    assert room.max_open <= file_limit.connections(limit).max_open
+
+
+def test_zookeeper_has_its_own_limit_without_a_limit_of_files() -> None:
+    assert file_limit.zookeeper_connections(resource.RLIM_INFINITY) == MAX_CONNECTIONS
 
 
 def test_batches_after_one_that_found_no_file_wait_for_it() -> None:

@@ -208,7 +208,7 @@ def test_a_start_that_fails_leaves_the_directory_to_the_next(tmp_path: Path) -> 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with (
-            pytest.raises(OSError, match="address already in use"),
+            pytest.raises(OSError, match="cannot be bound: Address already in use"),
             served(tmp_path, SECRET, port=taken.getsockname()[1]),
         ):
             pass

@@ -20,6 +20,8 @@ from klamm.zk.model.ops import (
     ThrottledOp,
 )
 
+MAX_CONNECTIONS: Final = 4_000
+"""Maximum connections of all hosts, unless the process has fewer file descriptors."""
 MAX_CONNECT_BYTES: Final = 1_024
 """Size of the first frame of a connection: a real one has 45 bytes."""
 MAX_CREDENTIALS: Final = 32

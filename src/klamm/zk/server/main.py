@@ -6,19 +6,24 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from klamm import allocator
 from klamm.model import is_loopback
+from klamm.zk.model.limits import MAX_CONNECTIONS
 from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
 from klamm.zk.server.shared_secret import OPEN_GATE, Gate
 from klamm.zk.server.txnlog import DataDirError
+
+_OWN_FILES: Final = 64
+_MIN_CONNECTIONS: Final = 16
 
 
 class EmbeddedZooKeeperThread:
@@ -116,6 +121,14 @@ def _secret(path: Path) -> str:
     return path.read_text().strip()
 
 
+def _max_connections() -> int:
+    """Return how many connections this process can have and still open its own files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(_MIN_CONNECTIONS, min(limit - _OWN_FILES, MAX_CONNECTIONS))
+
+
 async def _serve(options: Any) -> int:
     server = EmbeddedZooKeeper(
         options.data_dir,
@@ -125,6 +138,7 @@ async def _serve(options: Any) -> int:
         max_session_timeout_ms=options.max_session_timeout_ms,
         fsync=not options.no_fsync,
         options=ServerOptions(
+            max_connections=_max_connections(),
             gate=OPEN_GATE if options.secret_file is None else Gate(_secret(options.secret_file)),
             guards_znodes=not options.open_znodes,
         ),

@@ -24,10 +24,11 @@ from klamm.lazy_dataclass import lazy_dataclass
 from klamm.model import is_loopback
 from klamm.zk.model import jute
 from klamm.zk.model.jute import OpCode
-from klamm.zk.model.limits import MAX_SESSIONS
+from klamm.zk.model.limits import MAX_CONNECTIONS, MAX_SESSIONS
 from klamm.zk.model.ops import AuthFailed, Code, ThrottledOp, ZkError
 from klamm.zk.model.tree import ZnodeTree
-from klamm.zk.server.admission import IDLE_TIMEOUT_MS, Admission, greediest
+from klamm.zk.server.accepting import Accepting
+from klamm.zk.server.admission import Admission, greediest
 from klamm.zk.server.committer import Committer
 from klamm.zk.server.database import LoggedTree
 from klamm.zk.server.four_letters import four_letter_words
@@ -60,6 +61,7 @@ class ServerOptions:
     """Limits of the server, and how clients reach it."""
 
     max_connections_per_host: int = 1_000
+    max_connections: int = MAX_CONNECTIONS
     roll_bytes: int = 64 << 20
     """Size of the transaction log at which it is compacted into a snapshot."""
     gate: Gate = OPEN_GATE
@@ -98,9 +100,9 @@ class EmbeddedZooKeeper:
         self._min_timeout_ms, self._max_timeout_ms = min_session_timeout_ms, max_session_timeout_ms
         self._tick_ms = max(10, min(DEFAULT_TICK_MS, min_session_timeout_ms // 2))
         self._fsync = fsync
-        self._admission = Admission(options.max_connections_per_host)
-        self._roll_bytes = options.roll_bytes
-        self._gate, self._guards_znodes, self._tls = options.gate, options.guards_znodes, options.tls
+        self._admission = Admission(options.max_connections_per_host, options.max_connections)
+        self._roll_bytes, self._gate, self._guards_znodes = options.roll_bytes, options.gate, options.guards_znodes
+        self._accepting = Accepting(self._accept, options.tls)
         self._clock = clock or SystemClock()
         self.tree = ZnodeTree(tick_ms=self._tick_ms)
         self.commands = four_letter_words(self)
@@ -128,15 +130,11 @@ class EmbeddedZooKeeper:
         try:
             self._begin_sessions()
             await self._begin_guard()
-            limit_s = None if self._tls is None else IDLE_TIMEOUT_MS / 1_000
-            self._server = await self._loop.create_server(
-                self._accept, self.host, self.port, backlog=512, ssl=self._tls, ssl_handshake_timeout=limit_s
-            )
+            self.port = await self._accepting.listen(self.host, self.port)
         except BaseException:
             await self._committer.close()
             self._data_dir.close()
             raise
-        self.port = self._server.sockets[0].getsockname()[1]
         self._tick_due_ms = self._monotonic_ms() + self._tick_ms
         self._timer = self._loop.call_later(self._tick_ms / 1_000, self._tick)
         self._is_listening = True
@@ -180,13 +178,14 @@ class EmbeddedZooKeeper:
         self.flush()
         for connection in list(self.connections.values()):
             connection.close()
+        await self._accepting.settle()
         self._data_dir.close()
 
     def _end(self) -> None:
         self._has_ended = True
         if self._is_listening:
             self._timer.cancel()
-            self._server.close()
+            self._accepting.close()
 
     @property
     def address(self) -> str:
@@ -222,15 +221,16 @@ class EmbeddedZooKeeper:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> Connection:
+    def _accept(self, host: str) -> Connection:
+        """Make a connection, and count it. It is closed if too many are in use."""
         self._next_connection += 1
-        return Connection(self, self._next_connection)
-
-    def on_connected(self, connection: Connection) -> bool:
-        """Admit a connection. Returns False if the client's host has too many."""
-        self.connections[connection.number] = connection
-        self.tree.identify_watcher(connection.number, connection.auth)
-        return self._admission.admit(connection, self._monotonic_ms())
+        connection = Connection(self, self._next_connection, host)
+        if self._admission.admit(connection, self._monotonic_ms()):
+            self.connections[connection.number] = connection
+            self.tree.identify_watcher(connection.number, connection.auth)
+        else:
+            connection.close()
+        return connection
 
     def may_ask(self, connection: Connection) -> bool:
         """Whether a client without a session may send four-letter words."""

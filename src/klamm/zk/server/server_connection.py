@@ -40,7 +40,6 @@ class FrameHandler(Protocol):
     def is_congested(self) -> bool: ...
 
     def may_ask(self, connection: Connection) -> bool: ...
-    def on_connected(self, connection: Connection) -> bool: ...
     def on_frame(self, connection: Connection, frame: bytes) -> None: ...
     def on_closing(self, connection: Connection) -> None: ...
     def on_disconnected(self, connection: Connection) -> None: ...
@@ -52,13 +51,15 @@ class FrameHandler(Protocol):
 class Connection(asyncio.Protocol):
     """`number` names the connection as a watcher; `session_id` is None until the handshake."""
 
-    def __init__(self, server: FrameHandler, number: int) -> None:
+    def __init__(self, server: FrameHandler, number: int, host: str) -> None:
         self.number = number
         self.session_id: int | None = None
         self.new_session: NewSession | None = None
         """The session of a client that has not proved itself: it has a number, but does not exist yet."""
-        self.auth: Sequence[Id] = ()
-        self.host = ""
+        self.host = host
+        self.auth: Sequence[Id] = (Id("ip", host),)
+        self.opening: asyncio.Task[tuple[asyncio.Transport, asyncio.BaseProtocol]] | None = None
+        """Makes the transport of an accepted socket; with TLS, that is a handshake."""
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -75,11 +76,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.host = str(peer[0]) if peer else ""
-        self.auth = (Id("ip", self.host),)
-        if not self._server.on_connected(self):
-            self.close()
+        if self._closing:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._server.on_bytes(len(data))
@@ -220,11 +218,20 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             self._server.on_closing(self)
+        elif self.opening is not None:
+            self.opening.cancel()
 
     def abort(self) -> None:
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended, or ends when its last answers are sent."""
+        return self._closing
 
     @property
     def held_bytes(self) -> int:
