@@ -36,6 +36,7 @@ class AcceptLoop:
         *,
         listener: str,
         is_changing: Callable[[], bool] = lambda: False,
+        opened_at_once: int = OPENED_AT_ONCE,
     ) -> None:
         """`is_changing`: whether a connection that has no room now may have some in the next turns of the loop."""
         self._loop = loop
@@ -43,6 +44,7 @@ class AcceptLoop:
         self._open_socket = open_socket
         self._has_room = has_room
         self._is_changing = is_changing
+        self._opened_at_once = opened_at_once
         self._held: dict[socket.socket, tuple[socket.socket, str]] = {}
         """The connection of a listening socket that waits for room, and its address."""
         self.sockets: list[socket.socket] = []
@@ -82,7 +84,7 @@ class AcceptLoop:
             elif self._has_room(ip):
                 self._open_socket(sock)
                 opened += 1
-                if opened == OPENED_AT_ONCE:
+                if opened == self._opened_at_once:
                     return
             elif self._is_changing():
                 self._hold(listening, sock, ip)

@@ -130,8 +130,9 @@ def test_a_listener_rests_while_there_are_no_descriptors(
     assert len(pauses) == 2, "one line per pause"
 
 
+@pytest.mark.parametrize("at_once", [OPENED_AT_ONCE, 4])
 @both_loops
-def test_a_burst_of_connections_is_opened_over_many_turns(run: Run) -> None:
+def test_a_burst_of_connections_is_opened_over_many_turns(run: Run, at_once: int) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         turn = 0
@@ -148,7 +149,7 @@ def test_a_burst_of_connections_is_opened_over_many_turns(run: Run) -> None:
             opened.append(sock)
             turns[turn] += 1
 
-        accept_loop = AcceptLoop(loop, open_socket, listener="OUT")
+        accept_loop = AcceptLoop(loop, open_socket, listener="OUT", opened_at_once=at_once)
         listening = socket.socket()
         listening.setblocking(False)
         listening.bind(("127.0.0.1", 0))
@@ -159,7 +160,7 @@ def test_a_burst_of_connections_is_opened_over_many_turns(run: Run) -> None:
         accept_loop.close()
         for sock in [*clients, *opened]:
             sock.close()
-        assert max(turns.values()) == OPENED_AT_ONCE
+        assert max(turns.values()) == at_once
 
     run(scenario())
 

@@ -71,6 +71,24 @@ def test_the_oldest_silent_connection_closes_in_favour_of_a_new_one(run: Run, ca
 
 
 @both_loops
+def test_a_client_after_a_burst_of_silent_connections_is_answered(run: Run) -> None:
+    """Those that were being opened, and those that were closing for them, used up the room: the client was refused."""
+
+    async def scenario() -> None:
+        async with Server(heartbeat_api(), config=with_room(16)) as server:
+            with contextlib.ExitStack() as held:
+                for silent in (17, 20, 31, 40, 100):  # The loop does not accept meanwhile.
+                    for _ in range(silent):
+                        held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                    client = await server.client()
+                    client.send(heartbeat(silent))
+                    assert (await client.receive_heartbeat())[1] == silent
+                    await client.close()
+
+    run(scenario())
+
+
+@both_loops
 def test_connections_that_are_being_opened_count(run: Run) -> None:
     """Opening takes some turns of the loop, and each turn accepts more of those that have come at once."""
 
