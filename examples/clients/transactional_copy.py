@@ -7,13 +7,26 @@ count, or neither does. The second transaction is aborted on purpose, and its or
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 ORDERS, INVOICES, GROUP = "orders-to-copy", "invoices-of-orders", "copying"
 COUNT, BATCH = 30, 10
 WAIT_S = 60
+PAUSE_S = 0.1
+COORDINATOR_MOVES = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError._WAIT_COORD,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
 
 
 def main(servers: str) -> None:
@@ -43,7 +56,7 @@ def copy(servers: str) -> None:
         }
     )
     producer = Producer({"bootstrap.servers": servers, "transactional.id": "copying-1"})
-    producer.init_transactions(WAIT_S)
+    repeated(producer.init_transactions, WAIT_S)
     consumer.subscribe([ORDERS])
     copied = attempts = 0
     while copied < COUNT:
@@ -52,26 +65,60 @@ def copy(servers: str) -> None:
             continue
         attempts += 1
         producer.begin_transaction()
-        for message in batch:
-            value = (message.value() or b"").decode()
-            producer.produce(INVOICES, key=message.key(), value=f"invoice for {value}")
-        positions = consumer.position(consumer.assignment())
-        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), WAIT_S)
-        if attempts == 2:
-            producer.flush(WAIT_S)
-            producer.abort_transaction(WAIT_S)
-            rewind(consumer)
-        else:
-            producer.commit_transaction(WAIT_S)
-            copied += len(batch)
+        try:
+            for message in batch:
+                value = (message.value() or b"").decode()
+                producer.produce(INVOICES, key=message.key(), value=f"invoice for {value}")
+            positions = consumer.position(consumer.assignment())
+            repeated(producer.send_offsets_to_transaction, positions, consumer.consumer_group_metadata(), WAIT_S)
+            if attempts == 2:
+                producer.flush(WAIT_S)
+                abort(producer, consumer)
+            else:
+                repeated(producer.commit_transaction, WAIT_S)
+                copied += len(batch)
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise  # fatal, for example fenced: another process has this transactional id
+            abort(producer, consumer)
     consumer.close()
+
+
+def repeated(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Repeat a call of the producer: after a retriable error its outcome is unknown."""
+    while True:
+        try:
+            return call(*arguments)
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort() or not error.args[0].retriable():
+                raise
+            time.sleep(PAUSE_S)
+
+
+def abort(producer: Producer, consumer: Consumer) -> None:
+    repeated(producer.abort_transaction, WAIT_S)
+    rewind(consumer)
 
 
 def rewind(consumer: Consumer) -> None:
     """After an abort the consumer has read further than its group has committed."""
-    for tp in consumer.committed(consumer.assignment(), WAIT_S):
+    for tp in committed_positions(consumer):
         offset = tp.offset if tp.offset >= 0 else OFFSET_BEGINNING
         consumer.seek(TopicPartition(tp.topic, tp.partition, offset))
+
+
+def committed_positions(consumer: Consumer) -> list[TopicPartition]:
+    """Ask for the group's positions until its coordinator answers."""
+    while True:
+        try:
+            found = consumer.committed(consumer.assignment(), WAIT_S)
+            if (problem := next((tp.error for tp in found if tp.error), None)) is None:
+                return found
+        except KafkaException as error:
+            problem = error.args[0]
+        if problem.code() not in COORDINATOR_MOVES:
+            raise KafkaException(problem)
+        time.sleep(PAUSE_S)
 
 
 def read(servers: str, isolation_level: str) -> list[str]:

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import confluent_kafka
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from klamm.testing import LocalCluster
 from tests.support.java_clients import jars
@@ -52,19 +55,79 @@ def test_the_transactional_copy(servers: str) -> None:
     assert said.startswith("30 invoices are committed, each once\n40 records were written")
 
 
-def test_the_program_of_the_page_about_transactions(cluster: LocalCluster) -> None:
-    (program,) = re.findall(
-        r"^```python\n(.*?)^```$",
-        (ROOT / "docs" / "concepts" / "transactions.md").read_text(),
-        re.MULTILINE | re.DOTALL,
+def transactional_program() -> str:
+    page = (ROOT / "docs" / "concepts" / "transactions.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return str(program)
+
+
+RETRIABLE = KafkaError(KafkaError._TIMED_OUT, "no answer yet", retriable=True)
+ABORTABLE = KafkaError(KafkaError._STATE, "abort", txn_requires_abort=True)
+FENCED = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
+MOVED = KafkaError(KafkaError.NOT_COORDINATOR)
+
+
+class Scripted:
+    """A producer and a consumer whose calls fail as the script says. It has one record per transaction."""
+
+    def __init__(self, script: dict[str, list[KafkaError | None]]) -> None:
+        self.calls: list[str] = []
+        self._script = script
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any, **__: Any) -> Any:
+            self.calls.append(name)
+            problems = self._script.get(name, [])
+            if problems and (problem := problems.pop(0)) is not None:
+                raise KafkaException(problem)
+            return {"consume": [Mock(error=Mock(return_value=None), value=lambda: b"x")] * 10}.get(name, [])
+
+        return call
+
+
+def run_scripted(monkeypatch: pytest.MonkeyPatch, **script: list[KafkaError | None]) -> list[str]:
+    """Run the program of the page with clients that fail as the script says; return the calls."""
+    client = Scripted(script)
+    for name in ("Consumer", "Producer"):
+        monkeypatch.setattr(confluent_kafka, name, lambda _: client)
+    exec(transactional_program(), {"servers": ""})
+    return [each for each in client.calls if each not in ("produce", "assignment", "position")]
+
+
+def test_the_program_of_the_page_repeats_what_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = run_scripted(
+        monkeypatch,
+        init_transactions=[RETRIABLE],
+        send_offsets_to_transaction=[RETRIABLE],
+        commit_transaction=[RETRIABLE, RETRIABLE],
     )
+    assert calls.count("init_transactions") == 2 and calls.count("send_offsets_to_transaction") == 2
+    assert calls.count("begin_transaction") == 1 and calls.count("commit_transaction") == 3
+    assert "abort_transaction" not in calls
+
+
+def test_the_program_of_the_page_aborts_and_asks_for_its_positions_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = run_scripted(
+        monkeypatch, commit_transaction=[ABORTABLE], abort_transaction=[RETRIABLE], committed=[MOVED, MOVED]
+    )
+    assert calls.count("begin_transaction") == 2 and calls.count("commit_transaction") == 2
+    assert calls.count("abort_transaction") == 2 and calls.count("committed") == 3
+
+
+def test_the_program_of_the_page_ends_when_it_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KafkaException) as raised:
+        run_scripted(monkeypatch, commit_transaction=[FENCED])
+    assert raised.value.args[0].fatal()
+
+
+def test_the_program_of_the_page_about_transactions(cluster: LocalCluster) -> None:
     for topic in ("orders", "invoices"):
         cluster.create_topic(topic, partitions=2)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     for number in range(10):
         producer.produce("orders", value=f"order {number}".encode())
     assert producer.flush(60) == 0
-    exec(program, {"servers": cluster.bootstrap_servers})
+    exec(transactional_program(), {"servers": cluster.bootstrap_servers})
     reader = Consumer(
         {
             "bootstrap.servers": cluster.bootstrap_servers,
