@@ -13,7 +13,7 @@ import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
 from klamm.cli.completion import topic_names
-from klamm.cli.output import fail, note, say, table
+from klamm.cli.output import Failure, fail, note, say, table
 from klamm.cli.progress_line import ProgressLine
 from klamm.cli.right_advice import on_cluster, on_topic, on_transactional_id, with_remedy
 from klamm.cli.rights import Listing, note_limits
@@ -66,11 +66,29 @@ def describe(
     timeout: Timeout = 30.0,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show the producer, the state and the partitions of transactional ids."""
+    """Show the producer, the state and the partitions of transactional ids.
+
+    If a coordinator does not know one of them, or refuses to describe it, the others are shown before the error.
+    """
     transactions = _transactions(bootstrap_server, timeout)
-    found = [_described(transactions, transactional_id) for transactional_id in ids]
+    found: list[Description] = []
+    problems: list[str] = []
+    for transactional_id in ids:
+        try:
+            found.append(_described(transactions, transactional_id))
+        except Failure as failure:
+            problems.append(str(failure))
+    _show_descriptions(found, as_json=as_json)
+    if problems:
+        fail("\n".join(problems))
+
+
+def _show_descriptions(found: list[Description], *, as_json: bool) -> None:
+    """Print nothing for people if there are none."""
     if as_json:
         say(json.dumps([_as_json(description) for description in found], indent=1))
+        return
+    if not found:
         return
     now_ms = time.time() * 1000
     table(
@@ -103,7 +121,8 @@ def find_hanging(
         typer.Option(
             "--max-transaction-timeout",
             min=0,
-            help="Minutes without a record after which an open transaction is suspect: transaction.max.timeout.ms.",
+            help="Minutes without a record after which an open transaction is suspect. Pass transaction.max.timeout.ms of "
+            "the brokers, divided by 60000.",
         ),
     ] = 15,
     as_json: Json = False,
@@ -168,8 +187,11 @@ def abort(
 ) -> None:
     """Abort a transaction.
 
-    By TRANSACTIONAL-ID, the coordinator aborts it everywhere and fences its producer. By --topic, --partition and
-    --start-offset, an abort marker is written to that partition alone: for transactions that hang, see find-hanging.
+    By TRANSACTIONAL-ID, the coordinator aborts it everywhere and fences its producer. The producer is fenced even if it
+    is healthy and has no open transaction: it can then write nothing more, and its program must be started again.
+
+    By --topic, --partition and --start-offset, an abort marker is written to that partition alone: for transactions
+    that hang, see find-hanging.
     """
     in_log = (topic, partition, start_offset)
     is_in_log = all(value is not None for value in in_log)

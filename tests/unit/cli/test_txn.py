@@ -190,6 +190,15 @@ def test_describe(script: Script) -> None:
     assert "No coordinator knows the transactional id other" in str(klamm(script, "describe", "other").exception)
 
 
+def test_describe_shows_the_known_ids_before_it_fails(script: Script) -> None:
+    done = klamm(script, "describe", "other", "tx", "third")
+    assert done.exit_code == 1 and done.stdout.splitlines()[1].startswith("tx ")
+    assert [line.split()[6] for line in str(done.exception).splitlines()] == ["other.", "third."]
+    done = klamm(script, "describe", "tx", "other", "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout)[0]["transactional_id"] == "tx"
+    assert klamm(script, "describe", "other").stdout == ""
+
+
 @pytest.mark.parametrize(
     ("is_known", "partitions"), [(False, ()), (True, (1,))], ids=["unknown id", "not its partition"]
 )
