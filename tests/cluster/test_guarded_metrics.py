@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from klamm.cli.app import app
-from klamm.cli.broker_metrics import MetricsEndpoint
+from klamm.cli.broker_metrics import LOGIN_MISSING, LOGIN_WRONG, MetricsEndpoint
 from klamm.testing import LocalCluster
 
 LOGIN = "scraper:a secret of the metrics"
@@ -48,10 +48,14 @@ def test_status_reads_guarded_metrics(cluster: LocalCluster, tmp_path: Path) -> 
     assert epoch(cluster, tmp_path, LOGIN, "--metrics", f"1={cluster.metrics_address(1)}") == 1
 
 
-@pytest.mark.parametrize("login", [None, "scraper:wrong"])
-def test_status_reports_how_to_log_in(cluster: LocalCluster, tmp_path: Path, login: str | None) -> None:
+@pytest.mark.parametrize(("login", "reason"), [(None, LOGIN_MISSING), ("scraper:wrong", LOGIN_WRONG)])
+def test_status_reports_why_the_login_is_refused(
+    cluster: LocalCluster, tmp_path: Path, login: str | None, reason: str
+) -> None:
     assert epoch(cluster, tmp_path, login) is None
-    assert "klamm.metrics.basic.auth" in " ".join(status(cluster, tmp_path, login).output.split())
+    output = status(cluster, tmp_path, login).output
+    assert f"The metrics of broker 1 refuse the login: {reason}." in output
+    assert "klamm.metrics.basic.auth" in reason and "Set klamm.metrics.port" not in output
 
 
 def test_a_new_certificate_reaches_the_metrics(cluster: LocalCluster) -> None:

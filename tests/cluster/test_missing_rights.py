@@ -269,6 +269,20 @@ def test_refusals_name_the_least_right(
     ], refused.stderr
 
 
+def test_the_control_log_and_the_traces_name_their_rights(cluster: LocalCluster) -> None:
+    name = user(cluster, "tracer")
+    for arguments, steps in (
+        (("cluster", "why", "orders", "0"), ("Read --topic __klamm_control_log",)),
+        (("trace", "--exit-at-end"), ("Read --topic __klamm_request_log",)),
+        (("trace", "--on", "1", "--count", "1"), ("DescribeConfigs --cluster", "AlterConfigs --cluster")),
+    ):
+        for step in steps:
+            refused = run(cluster, name, *arguments)
+            command = f"klamm acl add --allow-principal User:{name} --operation {step}"
+            assert refused.returncode == 1 and grants_of(refused.stderr) == [command], refused.stderr
+            grant(cluster, command)
+
+
 def test_a_refused_producer_is_reported_in_one_sentence(cluster: LocalCluster) -> None:
     """librdkafka logs its fatal error at the level that no setting turns off."""
     name = user(cluster, "visitor")

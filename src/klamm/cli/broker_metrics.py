@@ -6,6 +6,7 @@ import base64
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from klamm.protocol.messages.metadata import MetadataResponseBroker
 
 _ANYWHERE: Final = ("", "0.0.0.0", "::")
+
+
+LOGIN_WRONG: Final = (
+    f"the user or the password is wrong. Correct {command_config.METRICS_LOGIN} in the file of {command_config.OPTION}"
+)
+LOGIN_MISSING: Final = (
+    f"they require a password. Set {command_config.METRICS_LOGIN}=USER:PASSWORD in the file of {command_config.OPTION}"
+)
+_UNAUTHORIZED: Final = 401
+
+
+class LoginRefused(Exception):
+    """The endpoint requires another login. The text is one of the reasons above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +58,17 @@ def read_metrics(
 
     The broker is asked for these metrics only: with thousands of partitions, all of them have megabytes.
     """
+    with suppress(LoginRefused):
+        return read_guarded_metrics(node, addresses, timeout_s, prefixes)
+    return {}
+
+
+def read_guarded_metrics(
+    node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float, prefixes: tuple[str, ...]
+) -> Mapping[str, float]:
+    """Return the same. Raises LoginRefused."""
     query = urlencode([("name[]", prefix) for prefix in prefixes])
-    lines = (read_page(node, addresses, timeout_s, f"/metrics?{query}") or "").splitlines()
+    lines = (_read_page(node, addresses, timeout_s, f"/metrics?{query}") or "").splitlines()
     named = (line.rsplit(" ", 1) for line in lines if line.startswith(prefixes))
     return {name: float(value) for name, value in named}
 
@@ -57,6 +80,15 @@ def read_page(
 
     If the endpoint requires TLS and a login, they come from the command's configuration.
     """
+    with suppress(LoginRefused):
+        return _read_page(node, addresses, timeout_s, path)
+    return None
+
+
+def _read_page(
+    node: MetadataResponseBroker, addresses: Mapping[int, Address], timeout_s: float, path: str
+) -> str | None:
+    """Raises LoginRefused."""
     endpoint = _endpoint(node, addresses.get(node.node_id), timeout_s)
     if endpoint is None:
         return None
@@ -65,6 +97,11 @@ def read_page(
     try:
         with urllib.request.urlopen(request, timeout=timeout_s, context=context) as answer:
             text: str = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == _UNAUTHORIZED:
+            raise LoginRefused(LOGIN_WRONG if request.has_header("Authorization") else LOGIN_MISSING) from None
+        return None
     except (OSError, urllib.error.URLError):
         return None
     return text

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from klamm.cli.broker_metrics import advertised_listeners, read_metrics
+from klamm.cli.broker_metrics import LoginRefused, advertised_listeners, read_guarded_metrics
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer, parse_address, parse_pairs, unreachable
 from klamm.cli.cluster_control import Address, Control, find_controller, zookeeper_answers
 from klamm.cli.cluster_partitions import (
@@ -162,7 +162,7 @@ def look(
         asked = {node.node_id: pool.submit(ask_metadata, (node.host, node.port), timeout_s) for node in first.brokers}
         views = {broker_id: answer for broker_id, future in asked.items() if (answer := future.result()) is not None}
         read = {
-            n.node_id: pool.submit(read_metrics, n, metrics, timeout_s, _NEEDED)
+            n.node_id: pool.submit(read_guarded_metrics, n, metrics, timeout_s, _NEEDED)
             for n in first.brokers
             if n.node_id in views
         }
@@ -174,7 +174,7 @@ def look(
         asking = _controller_first(first, views, first.controller_id)
         answers = pool.submit(zookeeper_answers, _address(asking[0]), timeout_s) if asking else None
         control = find_controller(first, views, timeout_s)
-        values = {broker_id: future.result() for broker_id, future in read.items()}
+        values, refusals = _read(read)
     truth = views.get(control.controller_id, first)
     answering = _controller_first(first, views, control.controller_id)
     whom = _address(answering[0]) if answering else None
@@ -182,6 +182,7 @@ def look(
     min_isrs = ask_min_isrs(whom, names, timeout_s) if whom is not None else {}
     result = _status(truth, views, values, min_isrs, control)
     for broker in result.brokers:
+        broker.metrics_refusal = refusals.get(broker.id)
         broker.listeners = listed[broker.id].result() if broker.id in listed else []
     result.zookeeper_answers = None if answers is None else answers.result()
     if whom is not None:
@@ -197,6 +198,21 @@ def look(
         if zookeeper is None and lacks(result.missing_rights, "DESCRIBE_CONFIGS", "CLUSTER"):
             result.unchecked = None  # RIGHTS has the reason
     return result
+
+
+def _read(
+    asked: Mapping[int, Future[Mapping[str, float]]],
+) -> tuple[dict[int, Mapping[str, float]], dict[int, str]]:
+    """Return the metrics of each broker, and the reasons of those that refuse the login."""
+    values: dict[int, Mapping[str, float]] = {}
+    refusals: dict[int, str] = {}
+    for broker_id, future in asked.items():
+        try:
+            values[broker_id] = future.result()
+        except LoginRefused as refused:
+            values[broker_id] = {}
+            refusals[broker_id] = str(refused)
+    return values, refusals
 
 
 def _controller_first(
@@ -355,12 +371,19 @@ def _show(found: ClusterStatus) -> None:
         table(("BROKER", "PARTITION", "PROBLEM", "REMEDY"), map(problem_row, found.replica_problems))
     if found.unchecked is not None:
         note(found.unchecked)
-    unread = [str(broker.id) for broker in found.brokers if broker.answers and broker.controller_epoch is None]
-    if unread and not lacks(found.missing_rights, "DESCRIBE_CONFIGS", "CLUSTER"):
-        note(_UNREAD_METRICS.format(f"{'s' if len(unread) > 1 else ''} {', '.join(unread)}"))
-
+    unread = [broker for broker in found.brokers if broker.answers and broker.controller_epoch is None]
+    silent = [broker.id for broker in unread if broker.metrics_refusal is None]
+    if silent and not lacks(found.missing_rights, "DESCRIBE_CONFIGS", "CLUSTER"):
+        note(_UNREAD_METRICS.format(_numbers(silent)))
+    for reason in dict.fromkeys(broker.metrics_refusal for broker in unread if broker.metrics_refusal is not None):
+        refusing = [broker.id for broker in unread if broker.metrics_refusal == reason]
+        note(f"The metrics of broker{_numbers(refusing)} refuse the login: {reason}.")
     if found.missing_rights:
         note(f"This is not the state of the whole cluster. {remedy(found.missing_rights)}")
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    return f"{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
 
 def _shown(found: ClusterStatus) -> str:

@@ -18,6 +18,7 @@ class BrokerStatus:
 
     `partitions_behind` counts partitions whose state differs from the controller's. `unacknowledged_requests` and
     `oldest_request_ms` are the controller's requests to this broker without a response, and the age of the oldest.
+    `metrics_refusal` is the reason why the broker's metrics refuse the command's login, if they do.
     `listeners` are its advertised addresses, such as `PLAINTEXT://localhost:9092`.
     """
 
@@ -31,6 +32,7 @@ class BrokerStatus:
     partitions_behind: int | None = None
     unacknowledged_requests: int | None = None
     oldest_request_ms: float | None = None
+    metrics_refusal: str | None = None
     listeners: list[str] = field(default_factory=list)
 
 

@@ -21,6 +21,7 @@ from klamm.cli.cluster import ask_metadata, partition_view
 from klamm.cli.command_config import current as command_config
 from klamm.cli.completion import TopicName
 from klamm.cli.output import bold, dim, fail, note, red, say
+from klamm.cli.right_advice import needs, on_topic
 from klamm.model import CONTROL_LOG_TOPIC
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def _what(kind: str) -> str:
 
 def read_control_log(servers: str) -> list[dict[str, Any]]:
     """Return all records of the control log up to its present end."""
-    from klamm.client.client_errors import ClientError
     from klamm.client.cluster_client import ClusterClient
     from klamm.client.connection_pool import ClientConfig
     from klamm.client.patience import CONTROL_LOG_READ, FIRST_CONTACT
@@ -116,9 +116,7 @@ def read_control_log(servers: str) -> list[dict[str, Any]]:
         ClientConfig(addresses, client_id="klamm-cli", patience=CONTROL_LOG_READ, security=command_config.security)
     ) as client:
         reader = TopicReader(client, CONTROL_LOG_TOPIC)
-        try:
+        with needs(on_topic("READ")(CONTROL_LOG_TOPIC)):
             if not reader.open():
                 fail(_NO_LOG)
             return [json.loads(value) for value in reader.to_end()]
-        except ClientError as error:
-            fail(str(error))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from klamm.cli.command_config import current as command_config
+from klamm.cli.output import fail
 from klamm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,3 +67,16 @@ def remedy(missing: Sequence[MissingRight]) -> str:
 def with_remedy(problem: str, needed: MissingRight) -> str:
     """Return the sentence about a failed request. If the brokers refused it, also the right that the user lacks."""
     return f"{problem} The user lacks {needed}. {remedy([needed])}" if _REFUSED in problem else problem
+
+
+@contextmanager
+def needs(right: MissingRight) -> Iterator[None]:
+    """If the brokers refuse the requests inside, add the right that they need, and how to grant it, to the error."""
+    from klamm.client.client_errors import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if (sentence := with_remedy(str(error), right)) == str(error):
+            raise
+        fail(sentence)

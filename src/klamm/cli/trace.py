@@ -17,6 +17,7 @@ from klamm.cli.cluster import first_metadata
 from klamm.cli.command_config import current as command_config
 from klamm.cli.completion import topic_names
 from klamm.cli.output import bold, dim, fail, note, red, say
+from klamm.cli.right_advice import needs, on_topic
 from klamm.cli.trace_switch import PREFIX, hold_signals, switched_on
 from klamm.client.patience import FIRST_CONTACT, TRACE_TOPIC
 from klamm.model import REQUEST_LOG_TOPIC
@@ -82,7 +83,8 @@ def trace(
     with _ended_by_signals(), ExitStack() as stack:
         reader = stack.enter_context(_open_reader(bootstrap_server))
         first = None if exit_at_end and not last else last
-        is_open = reader.open(last=first)
+        with needs(on_topic("READ")(REQUEST_LOG_TOPIC)):
+            is_open = reader.open(last=first)
         if not is_open and (on is None or exit_at_end):
             if exit_at_end:
                 fail(_OFF)
@@ -161,9 +163,7 @@ def _open_reader(servers: str) -> Iterator[TopicReader]:
 
 
 def _records(reader: TopicReader, *, is_open: bool, to_end: bool) -> Iterator[Mapping[str, Any]]:
-    from klamm.client.client_errors import ClientError
-
-    try:
+    with needs(on_topic("READ")(REQUEST_LOG_TOPIC)):
         if to_end:
             yield from map(json.loads, reader.to_end())
             return
@@ -172,8 +172,6 @@ def _records(reader: TopicReader, *, is_open: bool, to_end: bool) -> Iterator[Ma
             is_open = reader.open()
         while True:
             yield from map(json.loads, reader.read())
-    except ClientError as error:
-        fail(str(error))
 
 
 def show(record: Mapping[str, Any]) -> None:

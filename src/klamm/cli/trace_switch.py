@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from klamm.cli.broker_requests import BROKER, ask, broker_settings
 from klamm.cli.client import TIMEOUT_S
 from klamm.cli.output import fail, note
+from klamm.cli.right_advice import on_cluster, with_remedy
 from klamm.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def _own_settings(node: MetadataResponseBroker, keys: Settings) -> Settings:
     result = broker_settings((node.host, node.port), node.node_id, keys, TIMEOUT_S)
     if result.error_code != ErrorCode.NONE:
         reason = _reason(result.error_code, result.error_message)
-        fail(f"The configuration of broker {node.node_id}: {reason}")
+        problem = f"The configuration of broker {node.node_id}: {reason}"
+        fail(with_remedy(problem, on_cluster("DESCRIBE_CONFIGS")))
     own = {it.name: it.value for it in result.configs if it.config_source == _DYNAMIC_BROKER}
     return {key: own.get(key) for key in keys}
 
@@ -115,7 +117,9 @@ def _alter(node: MetadataResponseBroker, settings: Settings) -> str | None:
         answer = ask((node.host, node.port), request, 0, IncrementalAlterConfigsResponse, TIMEOUT_S).responses[0]
     except OSError as error:
         return f"{error.strerror or error}."
-    return None if answer.error_code == ErrorCode.NONE else _reason(answer.error_code, answer.error_message)
+    if answer.error_code == ErrorCode.NONE:
+        return None
+    return with_remedy(_reason(answer.error_code, answer.error_message), on_cluster("ALTER_CONFIGS"))
 
 
 def _reason(code: int, message: str | None) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,12 +13,11 @@ from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
 from klamm.cli.completion import topic_names
 from klamm.cli.output import Failure, fail, note, say, table
 from klamm.cli.progress_line import ProgressLine
-from klamm.cli.right_advice import on_cluster, on_topic, on_transactional_id, with_remedy
+from klamm.cli.right_advice import needs, on_cluster, on_topic, on_transactional_id
 from klamm.cli.rights import Listing, note_limits
 
 if TYPE_CHECKING:
     from klamm.client.cluster_transactions import Transactions
-    from klamm.client.missing_rights import MissingRight
     from klamm.client.transaction_views import Description, OpenTransaction
 
 app = typer.Typer(help="Inspect transactions, and abort those that hang.", no_args_is_help=True)
@@ -121,8 +118,8 @@ def find_hanging(
         typer.Option(
             "--max-transaction-timeout",
             min=0,
-            help="Minutes without a record after which an open transaction is suspect. Pass transaction.max.timeout.ms of "
-            "the brokers, divided by 60000.",
+            help="Minutes without a record after which an open transaction is suspect. Pass the brokers' "
+            "transaction.max.timeout.ms in minutes.",
         ),
     ] = 15,
     as_json: Json = False,
@@ -137,7 +134,7 @@ def find_hanging(
         fail("--partition requires --topic.")
     transactions = _transactions(bootstrap_server, timeout)
     limit_ms = max_transaction_timeout * _MINUTE_MS
-    with ProgressLine(enabled=not as_json) as line, _needs(on_topic("READ")(topic or "*")):
+    with ProgressLine(enabled=not as_json) as line, needs(on_topic("READ")(topic or "*")):
         is_open = transactions.open_transactions(topic, partition, broker_id, line.count("partitions"))
         now_ms = time.time() * 1000
         suspects = [each for each in is_open if now_ms - each.last_timestamp_ms > limit_ms]
@@ -201,7 +198,7 @@ def abort(
     transactions = _transactions(bootstrap_server, timeout)
     if transactional_id is not None:
         description = _described(transactions, transactional_id)
-        with _needs(on_transactional_id("WRITE")(transactional_id)):
+        with needs(on_transactional_id("WRITE")(transactional_id)):
             epoch = transactions.fence(description)
         was = _OUTCOMES.get(description.state, "not open")
         say(f"The transaction of {transactional_id} was {was}; producers with an epoch below {epoch} are fenced.")
@@ -213,7 +210,7 @@ def abort(
 def _abort_in_log(
     transactions: Transactions, topic: str, partition: int, start_offset: int | None, *, force: bool
 ) -> None:
-    with _needs(on_topic("READ")(topic)):
+    with needs(on_topic("READ")(topic)):
         is_open = transactions.open_transactions(topic, partition)
     found = next((each for each in is_open if each.start_offset == start_offset), None)
     if found is None:
@@ -223,7 +220,7 @@ def _abort_in_log(
             f"The transaction at offset {start_offset} of {topic}-{partition} does not hang: its coordinator will end "
             "it. Abort it by its transactional id (`klamm txn list`), or pass --force."
         )
-    with _needs(on_cluster("ALTER")):
+    with needs(on_cluster("ALTER")):
         transactions.write_abort_marker(found)
     say(f"Aborted the transaction of producer {found.producer_id} in {topic}-{partition}.")
 
@@ -236,21 +233,8 @@ def _transactions(servers: str, timeout_s: float) -> Transactions:
     return Transactions(cli_client_config(servers), repeated_for(TRANSACTION_QUESTION, int(timeout_s * 1000)))
 
 
-@contextmanager
-def _needs(right: MissingRight) -> Iterator[None]:
-    """If the brokers refuse the requests inside, add the right that they need, and how to grant it, to the error."""
-    from klamm.client.client_errors import ClientError
-
-    try:
-        yield
-    except ClientError as error:
-        if (sentence := with_remedy(str(error), right)) == str(error):
-            raise
-        fail(sentence)
-
-
 def _described(transactions: Transactions, transactional_id: str) -> Description:
-    with _needs(on_transactional_id("DESCRIBE")(transactional_id)):
+    with needs(on_transactional_id("DESCRIBE")(transactional_id)):
         description = transactions.describe(transactional_id)
     if description is None:
         fail(f"No coordinator knows the transactional id {transactional_id}. `klamm txn list` prints all.")

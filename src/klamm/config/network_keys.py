@@ -286,6 +286,11 @@ class MetricsAndQuotaKeys:
     )
 
 
+def _user_and_password(value: object) -> str | None:
+    user, colon, password = str(value).partition(":")
+    return None if user and colon and password else "user:password, both not empty"
+
+
 class KlammKeys:
     """Keys that Kafka does not have."""
 
@@ -305,7 +310,10 @@ class KlammKeys:
         "klamm.metrics.ssl.enable", False, "Whether the Prometheus endpoint uses TLS, with the broker's ssl.keystore."
     )
     klamm_metrics_basic_auth = optional_password(
-        "klamm.metrics.basic.auth", None, "The user:password that a reader of the Prometheus endpoint must send."
+        "klamm.metrics.basic.auth",
+        None,
+        "The user:password that a reader of the Prometheus endpoint must send.",
+        check=_user_and_password,
     )
     klamm_allow_unauthenticated_listeners = boolean(
         "klamm.allow.unauthenticated.listeners",

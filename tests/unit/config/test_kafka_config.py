@@ -247,6 +247,13 @@ def test_a_password_would_be_hidden() -> None:
     assert passwords == secret and "sasl.jaas.config" in secret
 
 
+@pytest.mark.parametrize("login", ["scott", "scott:", ":tiger", ":"])
+def test_a_login_of_the_metrics_without_user_or_password_is_refused(login: str) -> None:
+    with pytest.raises(ConfigError, match=r"basic\.auth cannot be \[hidden\]: expected user:password, both not empty"):
+        KafkaConfig({"klamm.metrics.basic.auth": login})
+    assert KafkaConfig({"klamm.metrics.basic.auth": "scott:a:b"}).klamm_metrics_basic_auth == "scott:a:b"
+
+
 def test_passwords_are_hidden_in_errors() -> None:
     secret = {key.name for key in BROKER_KEYS.values() if key.kind is ConfigType.PASSWORD}
     assert {"klamm.zookeeper.digest", "zookeeper.ssl.keystore.password", "klamm.metrics.basic.auth"} <= secret
