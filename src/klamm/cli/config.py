@@ -68,7 +68,7 @@ def describe(
         [
             (
                 entry.name,
-                "[hidden]" if entry.is_sensitive else entry.value,
+                _value(entry),
                 _source(entry.source),
                 str(bool(entry.is_read_only)).lower(),
             )
@@ -140,6 +140,16 @@ def _entries(admin: AdminClient, kind: str, name: str) -> dict[str, Any]:
         _needed(kind, name, "DESCRIBE_CONFIGS"),
     )
     return entries
+
+
+def _value(entry: Any) -> str | None:
+    """Brokers return no value of a secret. One at its default is not set."""
+    from confluent_kafka.admin import ConfigSource
+
+    if entry.is_sensitive:
+        return None if entry.source == ConfigSource.DEFAULT_CONFIG.value else "[hidden]"
+    value: str | None = entry.value
+    return value
 
 
 def _needed(kind: str, name: str, operation: str) -> MissingRight:

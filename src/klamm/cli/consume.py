@@ -59,7 +59,8 @@ def consume(
             "--format",
             "-f",
             help="value, key-value, json, or a text with %t %p %o %k %v %T %h "
-            "(topic, partition, offset, key, value, time, headers).",
+            "(topic, partition, offset, key, value, time, headers). No newline follows such a text: "
+            "end it with \\n. \\t is a tab.",
         ),
     ] = "value",
     isolation: Annotated[

@@ -25,6 +25,8 @@ class RunningCluster(NamedTuple):
 
     bootstrap_servers: str
     data_dir: str
+    command_config: str | None = None
+    """The file for --command-config if the cluster is secured."""
 
 
 class Announced(Protocol):
@@ -37,8 +39,11 @@ class Announced(Protocol):
 
 
 @contextmanager
-def announced(cluster: Announced) -> Iterator[None]:
-    """Announce a cluster while this process runs it. Without a writable state directory, nothing is announced."""
+def announced(cluster: Announced, command_config: Path | None = None) -> Iterator[None]:
+    """Announce a cluster while this process runs it. Without a writable state directory, nothing is announced.
+
+    `command_config` is the file that clients of a secured cluster need.
+    """
     file = path = None
     with suppress(OSError, RuntimeError):  # the latter from a user without a home directory
         folder = state_directory() / _FOLDER
@@ -46,7 +51,8 @@ def announced(cluster: Announced) -> Iterator[None]:
         name = f"{socket.gethostname()}-{os.getpid()}"
         file = (folder / f"{name}.new").open("w")
         fcntl.flock(file, fcntl.LOCK_EX)  # before the file has its name: a command removes files without a lock
-        shown = RunningCluster(cluster.bootstrap_servers, str(Path(cluster.data_dir).absolute()))
+        file_name = None if command_config is None else str(command_config.absolute())
+        shown = RunningCluster(cluster.bootstrap_servers, str(Path(cluster.data_dir).absolute()), file_name)
         json.dump(shown._asdict(), file)
         file.flush()
         path = (folder / f"{name}.new").rename(folder / f"{name}.json")
@@ -100,5 +106,10 @@ def other_clusters(servers: str) -> str:
     others = [each for each in running_clusters() if asked.isdisjoint(each.bootstrap_servers.split(","))]
     if not others:
         return ""
-    listed = " and ".join(f"{each.bootstrap_servers} (data in {each.data_dir})" for each in others)
+    listed = " and ".join(map(_shown, others))
     return f"`klamm up` runs at {listed}."
+
+
+def _shown(cluster: RunningCluster) -> str:
+    secured = f"; secured, requires --command-config {cluster.command_config}" if cluster.command_config else ""
+    return f"{cluster.bootstrap_servers} (data in {cluster.data_dir}{secured})"

@@ -51,6 +51,10 @@ UP_DEFAULTS: Final[dict[str, object]] = {
 }
 CONTROL_PLANE: Final[dict[str, object]] = {"control.plane.listener.name": "CONTROLLER"}
 
+_NO_FILE: Final = (
+    "`klamm up` has no file for it; it makes the passwords of --tls and --sasl itself. To set this key, put it into "
+    "the configuration of a broker, a file of mode 0600, and start the broker with `klamm broker --config FILE`."
+)
 _SLOW_STOP_S: Final = 2.0
 _POLL_S: Final = 0.5
 _SURE_POLLS: Final = 3
@@ -131,7 +135,7 @@ def up(
         fail(f"The ports of {brokers} brokers from {port} on end after {_LAST_PORT}. Choose a lower --port.")
     settings = parse_pairs(config, "--config")
     refuse_own_keys(settings)
-    refuse_secrets(settings, "--config")
+    refuse_secrets(settings, "--config", _NO_FILE)
     KafkaConfig(settings, sources=dict.fromkeys(settings, "--config"))
     if zookeeper is not None:
         must_answer(zookeeper)
@@ -144,7 +148,7 @@ def up(
         cluster = LocalCluster(
             brokers,
             tls=tls,
-            sasl=None if sasl is None else sasl.upper(),
+            sasl=sasl,
             acls=acls,
             data_dir=data_dir,
             zookeeper=zookeeper,
@@ -157,7 +161,8 @@ def up(
         cluster.start_all()
         try:
             _announce(cluster, time.monotonic() - started)
-            with announced(cluster), _dashboard(cluster, dashboard_port, allows_changes=allow_changes):
+            viewer = _dashboard(cluster, dashboard_port, allows_changes=allow_changes)
+            with announced(cluster, cluster.write_client_properties()), viewer:
                 _watch(cluster, signals, has_own_zookeeper=zookeeper is None)
         finally:
             _stop(cluster)
@@ -393,7 +398,8 @@ def broker(
     from klamm.config import KafkaConfig
 
     KafkaConfig.from_file(config, override)
-    refuse_secrets((setting.partition("=")[0].strip() for setting in override), "--override")
+    names = (setting.partition("=")[0].strip() for setting in override)
+    refuse_secrets(names, "--override", f"Put it into {config}, with mode 0600.")
     overrides = [argument for setting in override for argument in ("--override", setting)]
     sys.stdout.flush()
     os.execv(

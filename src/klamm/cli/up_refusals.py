@@ -22,13 +22,13 @@ _ZOOKEEPER_PORT: Final = 2181
 ZOOKEEPER_WAIT_S: Final = 5.0
 
 
-def refuse_secrets(settings: Iterable[str], option: str) -> None:
-    """Fail for passwords on the command line: others can read the arguments of a process."""
+def refuse_secrets(settings: Iterable[str], option: str, instead: str) -> None:
+    """Fail for passwords on the command line: others can read the arguments of a process. `instead` is the remedy."""
     from klamm.config.kafka_config import broker_key
 
     for name in settings:
         if (key := broker_key(name)) is not None and key.is_sensitive:
-            fail(f"{option} {name}: others can read the arguments of a process. Put it into a file of mode 0600.")
+            fail(f"{option} {name}: others can read the arguments of a process. {instead}")
 
 
 def refuse_own_keys(settings: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ def refuse_less_security(data_dir: Path, *, tls: bool, sasl: str | None, acls: b
     from klamm.local.cluster_security import made_with
     from klamm.local.security_choice import SecurityChoice
 
-    choice = SecurityChoice.of(tls, None if sasl is None else sasl.upper(), acls)
+    choice = SecurityChoice.of(tls, sasl, acls)
     if drill and choice.is_on:
         fail(
             "--drill serves a viewer without a login: everyone on this machine would have the rights of a super user. "

@@ -21,6 +21,9 @@ command line, the file, the default. An unknown key, an invalid value, and a key
 (KRaft, tiered storage, delegation tokens, ...) abort the start with an error that names the key and where it is set.
 
 *Update* says whether a running broker accepts a new value: `cluster-wide` keys can be set for all brokers or for one.
+`listeners`, `advertised.listeners` and `listener.security.protocol.map` change by a restart only, but `klamm config
+describe` shows `ReadOnly=false` for them, as Kafka does
+([decision 0020](../adr/0020-listeners-change-by-a-restart.md)).
 Keys marked ○ are accepted because Kafka's files and tools contain them. They have no effect, and the broker logs a
 warning if one is set to a value other than its default. Keys marked = accept only their default. The broker's log
 reports every change at run time, with the key and its new value.

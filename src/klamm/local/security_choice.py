@@ -28,16 +28,17 @@ class SecurityChoice:
 
     @classmethod
     def of(cls, tls: Tls, sasl: str | None, acls: bool) -> SecurityChoice:
-        """Raises ValueError, which names the argument."""
+        """Mechanisms may have any case. Raises ValueError, which names the argument."""
         if tls not in (True, False, "mutual"):
             raise ValueError(f'tls cannot be {tls!r}: expected True, False or "mutual".')
-        if sasl is not None and sasl not in MECHANISMS:
+        mechanism = None if sasl is None else str(sasl).upper()
+        if mechanism is not None and mechanism not in MECHANISMS:
             raise ValueError(f"sasl cannot be {sasl!r}: expected one of {', '.join(MECHANISMS)}.")
         if tls == "mutual" and sasl is not None:
             raise ValueError('tls cannot be "mutual" with sasl: the user of SASL would hide that of the certificate.')
         if acls and not tls and sasl is None:
             raise ValueError("acls requires sasl or tls: without them, every client is the same user.")
-        return cls(bool(tls), tls == "mutual" or (acls and bool(tls) and sasl is None), sasl, acls)
+        return cls(bool(tls), tls == "mutual" or (acls and bool(tls) and sasl is None), mechanism, acls)
 
     def options(self) -> str:
         """Return the options of `klamm up` that make this choice."""

@@ -1,10 +1,13 @@
-"""`klamm config alter` and `klamm topic` name keys that klamm accepts without effect."""
+"""`klamm config`: keys that klamm accepts without effect, and secrets that are not set."""
 
 from __future__ import annotations
 
-import pytest
+from unittest.mock import Mock
 
-from klamm.cli.config import warn_of_ignored
+import pytest
+from confluent_kafka.admin import ConfigSource
+
+from klamm.cli.config import _value, warn_of_ignored
 from klamm.config import BROKER_KEYS, TOPIC_KEYS
 from klamm.config.definition import Support
 
@@ -27,3 +30,18 @@ def test_other_keys_are_not_reported(capsys: pytest.CaptureFixture[str]) -> None
     warn_of_ignored("broker", ["log.retention.ms", "unknown"])
     warn_of_ignored("topic", ["retention.ms"])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("is_sensitive", "source", "shown"),
+    [
+        (True, ConfigSource.DEFAULT_CONFIG, None),
+        (True, ConfigSource.STATIC_BROKER_CONFIG, "[hidden]"),
+        (False, ConfigSource.DEFAULT_CONFIG, "7"),
+    ],
+)
+def test_a_secret_that_is_not_set_is_not_shown_as_hidden(
+    is_sensitive: bool, source: ConfigSource, shown: str | None
+) -> None:
+    entry = Mock(value=None if is_sensitive else "7", source=source.value, is_sensitive=is_sensitive)
+    assert _value(entry) == shown

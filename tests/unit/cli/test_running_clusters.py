@@ -97,3 +97,12 @@ def test_the_error_names_a_cluster_at_another_address(tmp_path: Path) -> None:
         reported = unreachable("127.0.0.1:1")
     assert f"No broker answers at 127.0.0.1:1. `klamm up` runs at {THREE} (data in {tmp_path})." in reported
     assert "--bootstrap-server" in reported and BOOTSTRAP_VARIABLE in reported
+    assert "--command-config" not in reported
+
+
+def test_the_error_names_the_file_that_a_secured_cluster_requires(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    with announced(RunningCluster(THREE, str(tmp_path)), path):
+        assert running_clusters() == [RunningCluster(THREE, str(tmp_path), str(path))]
+        reported = unreachable("127.0.0.1:1")
+    assert f"(data in {tmp_path}; secured, requires --command-config {path})" in reported

@@ -45,6 +45,7 @@ def test_a_zookeeper_that_is_not_there(tmp_path: Path) -> None:
 def test_a_secured_cluster_is_not_started_with_less(tmp_path: Path) -> None:
     """Without SASL and access control lists, everyone could read records that were guarded before."""
     choice = SecurityChoice.of(True, "SCRAM-SHA-512", True)
+    assert SecurityChoice.of(True, "scram-sha-512", True) == choice, "in any case, as the option of klamm up"
     ClusterSecurity(choice, tmp_path, has_own_zookeeper=True).prepare()
     expected = f"Error: The cluster in {tmp_path} was started with --tls --sasl SCRAM-SHA-512 --acls. "
     expected += "Pass these options again, or choose another --data-dir.\n"
