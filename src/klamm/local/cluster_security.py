@@ -81,7 +81,8 @@ class ClusterSecurity:
 
     def renew_broker_certificate(self, days: int = _DAYS) -> Path:
         """Issue a new certificate for the brokers; return its file. Brokers use it after their keystore is reloaded."""
-        self._store().issue_broker(BROKER, (), days)
+        store = self._store()
+        store.issue_broker(BROKER, store.hosts_of(BROKER), days)
         return self._path(f"{BROKER}.pem")
 
     # --- users -------------------------------------------------------------------------------------------------------

@@ -117,6 +117,41 @@ def test_issue_uses_the_authority(tmp_path: Path) -> None:
     assert "cannot be the name" in run("issue", tmp_path, "../bob")[1]
 
 
+def test_a_certificate_is_replaced_only_by_one_of_its_kind(tmp_path: Path) -> None:
+    run("init", tmp_path, "--client", "admin")
+    before = (tmp_path / "broker.pem").read_bytes(), (tmp_path / "admin.pem").read_bytes()
+    code, message = run("issue", tmp_path, "broker")
+    assert code == 1 and "is the certificate of a broker: pass --broker to replace it" in message
+    code, message = run("issue", tmp_path, "admin", "--broker")
+    assert code == 1 and "is the certificate of a client: omit --broker" in message
+    assert ((tmp_path / "broker.pem").read_bytes(), (tmp_path / "admin.pem").read_bytes()) == before
+    assert run("issue", tmp_path, "admin")[0] == run("issue", tmp_path, "broker", "--broker")[0] == 0
+    assert "choose another name" in run("init", tmp_path / "new", "--client", "broker")[1]
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["ca", "ca-key", "truststore", "broker-key", "broker-cert"])
+def test_a_certificate_does_not_replace_other_files(tmp_path: Path, name: str) -> None:
+    run("init", tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    code, message = run("issue", tmp_path, name)
+    assert code == 1 and "cannot be the name of a certificate file" in message
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_new_certificate_keeps_the_hosts_of_the_old_one(tmp_path: Path) -> None:
+    _, output = run("init", tmp_path, "--host", "broker.example", "--host", "192.0.2.7", "--host", "2001:db8::1")
+    assert "Hosts of the brokers: localhost, 127.0.0.1, ::1, broker.example, 192.0.2.7, 2001:db8::1." in output
+    _, output = run("issue", tmp_path, "broker", "--broker", "--days", 90)
+    assert "Its hosts are localhost, 127.0.0.1, ::1, broker.example, 192.0.2.7, 2001:db8::1." in output
+    for host in ("localhost", "broker.example", "192.0.2.7", "2001:db8::1"):
+        assert handshake(*contexts(tmp_path), host) is None
+    _, output = run("issue", tmp_path, "broker", "--broker", "--host", "other.example")
+    assert "Its hosts are localhost, 127.0.0.1, ::1, other.example." in output
+    (tmp_path / "new.pem").write_text("not a certificate")
+    assert "Its hosts are localhost, 127.0.0.1, ::1." in run("issue", tmp_path, "new", "--broker")[1]
+
+
 def test_java_reads_the_pkcs12_files(tmp_path: Path) -> None:
     store = CertificateStore.create(tmp_path, 1)
     store.issue_broker("broker", ["broker.example"], 1)

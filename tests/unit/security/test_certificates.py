@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -10,6 +11,7 @@ from cryptography.x509 import ObjectIdentifier
 from cryptography.x509.oid import NameOID
 
 from klamm.errors import ConfigError
+from klamm.security.certificates.certificate_store import CertificateStore
 from klamm.security.secret import Secret
 from klamm.security.tls.contexts import TlsSettings, client_context, server_context
 from klamm.security.tls.key_checks import check_successor, check_trusted
@@ -117,6 +119,15 @@ def test_an_expired_certificate_is_named() -> None:
     server = server_context(TlsSettings(pair(AUTHORITY.issue(ended=True)), AUTHORITY.pem))
     with pytest.raises(ConfigError, match=r"has expired.*: issue a new one \(klamm tls issue --broker\)"):
         check_trusted(server, client_context(TlsSettings(None, AUTHORITY.pem)), "localhost")
+
+
+def test_the_certificate_of_a_client_is_named(tmp_path: Path) -> None:
+    store = CertificateStore.create(tmp_path, 1)
+    store.issue_client("broker", 1)
+    chain, key = (tmp_path / "broker-cert.pem").read_bytes(), Secret((tmp_path / "broker-key.pem").read_bytes())
+    own = TlsSettings(KeyPair(chain, key), (tmp_path / "ca.pem").read_bytes())
+    with pytest.raises(ConfigError, match=r"not a broker's \(unsuitable certificate purpose\).*: issue it with --b"):
+        check_trusted(server_context(own), client_context(own), "localhost")
 
 
 def test_a_new_certificate_has_the_old_names() -> None:

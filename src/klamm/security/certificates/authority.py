@@ -123,6 +123,24 @@ def alternative_name(host: str) -> x509.GeneralName:
         raise KlammError(f"{host!r} is not a host name or an IP address.") from None
 
 
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """Return the DNS names and addresses of a certificate, in its order."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+
+
+def is_server(certificate: x509.Certificate) -> bool:
+    """Whether clients accept the certificate from a server."""
+    try:
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    return ExtendedKeyUsageOID.SERVER_AUTH in usages
+
+
 def now_utc() -> datetime:
     return datetime.now(UTC)
 

@@ -18,17 +18,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
 from klamm.errors import KlammError
-from klamm.security.certificates.authority import LOCAL_HOSTS, CertificateAuthority, IssuedCertificate, now_utc
+from klamm.security.certificates.authority import (
+    LOCAL_HOSTS,
+    CertificateAuthority,
+    IssuedCertificate,
+    hosts_of,
+    is_server,
+    now_utc,
+)
 from klamm.security.certificates.private_files import make_private_directory, write_private
 
 CA_FILE: Final = "ca.pem"
 CA_KEY_FILE: Final = "ca-key.pem"
 TRUSTSTORE_FILE: Final = "truststore.p12"
 PASSWORD_FILE: Final = "password"
+_TAKEN: Final = ("ca", "truststore")
+_TAKEN_ENDS: Final = ("-key", "-cert")
+"""A certificate of such a name would replace a file of the authority or of another certificate."""
 
 
 class CertificateStore:
@@ -74,6 +85,23 @@ class CertificateStore:
     def keystore_path(self, name: str) -> Path:
         return self.directory / f"{name}.pem"
 
+    def names_server(self, name: str) -> bool | None:
+        """Whether the existing certificate of this name is a broker's; None if there is no certificate to read."""
+        found = self._existing(name)
+        return None if found is None else is_server(found)
+
+    def hosts_of(self, name: str) -> list[str]:
+        """The hosts that the existing certificate of this name has; empty without one."""
+        found = self._existing(name)
+        return [] if found is None else hosts_of(found)
+
+    def _existing(self, name: str) -> x509.Certificate | None:
+        _check_name(name)
+        try:
+            return x509.load_pem_x509_certificate(self.keystore_path(name).read_bytes())
+        except (OSError, ValueError):
+            return None
+
     def write_authority(self) -> None:
         root = self._authority.root
         trusted = pkcs12.PKCS12Certificate(root.certificate, b"ca")
@@ -93,8 +121,7 @@ class CertificateStore:
         return self._write(name, self._authority.issue_client(name, now or now_utc(), days))
 
     def _write(self, name: str, issued: IssuedCertificate) -> IssuedCertificate:
-        if not name or name.startswith(".") or "/" in name or name == "ca":
-            raise KlammError(f"{name!r} cannot be the name of a certificate file.")
+        _check_name(name)
         key, chain = issued.key_pem(), issued.certificate_pem()
         bundle = pkcs12.serialize_key_and_certificates(
             name.encode(), issued.key, issued.certificate, [issued.issuer], self._encryption()
@@ -107,3 +134,8 @@ class CertificateStore:
 
     def _encryption(self) -> serialization.KeySerializationEncryption:
         return serialization.BestAvailableEncryption(self.password.encode())
+
+
+def _check_name(name: str) -> None:
+    if not name or name.startswith(".") or "/" in name or name in _TAKEN or name.endswith(_TAKEN_ENDS):
+        raise KlammError(f"{name!r} cannot be the name of a certificate file.")

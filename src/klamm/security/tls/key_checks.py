@@ -47,6 +47,11 @@ def _unusable(reason: str, host: str) -> str:
             "its certificate has expired, so brokers could not connect to each other: issue a new one "
             "(klamm tls issue --broker)."
         )
+    if "purpose" in reason:
+        return (
+            f"its certificate is not a broker's ({reason}), so neither clients nor brokers could connect: issue it "
+            "with --broker (klamm tls issue DIR NAME --broker)."
+        )
     return (
         f"its own truststore does not accept its certificate ({reason}), so brokers could not connect to each "
         "other: add the certificate that signs brokers to ssl.truststore.location."
@@ -72,7 +77,10 @@ def check_successor(old: KeyPair, new: KeyPair, *, allows_subject: bool, allows_
         )
     if not allows_names and not _names(before) <= _names(after):
         missing = ", ".join(sorted(_names(before) - _names(after)))
-        raise ConfigError(f"the new certificate lacks the names {missing}: set ssl.allow.san.changes to allow it.")
+        raise ConfigError(
+            f"the new certificate lacks the names {missing}: issue one that has them (klamm tls issue --broker --host "
+            "NAME), or set ssl.allow.san.changes to allow it."
+        )
 
 
 def _leaf(pair: KeyPair) -> Certificate:
