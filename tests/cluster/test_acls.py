@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.cli.client import BOOTSTRAP_VARIABLE
+from klamm.cli.output import Failure
 from klamm.testing import LocalCluster
 from tests.support.calm import CALM
 
@@ -111,6 +112,25 @@ def test_roles_of_producers_and_consumers(cluster: LocalCluster) -> None:
     acl(cluster, "remove", "--topic", "role", "--group", "role", "--force")
 
 
+def test_a_removal_of_nothing_fails_and_names_what_remains(cluster: LocalCluster) -> None:
+    whole = ("--topic", "kept", "--allow-principal", "User:alice")
+    assert "there are no such entries" in acl_failure(cluster, "remove", *whole)
+    acl(cluster, "add", *whole, "--operation", "Read", "--operation", "Write")
+    until_all_list(cluster, 2, "--topic", "kept")
+    message = acl_failure(cluster, "remove", *whole)
+    command = "klamm acl remove --topic kept --allow-principal User:alice --operation Read --operation Write"
+    assert "Other entries remain: 2." in message and command in message
+    assert "Removed 2 entries." in acl(cluster, *command.split()[2:])
+    until_all_list(cluster, 0, "--topic", "kept")
+    assert "there are no such entries" in acl_failure(cluster, "remove", "--topic", "kept", "--force")
+
+
+def acl_failure(cluster: LocalCluster, *arguments: str) -> str:
+    done = CliRunner().invoke(app, ["acl", *arguments], env={BOOTSTRAP_VARIABLE: cluster.bootstrap_servers})
+    assert isinstance(done.exception, Failure), done.output
+    return str(done.exception)
+
+
 def test_options_that_contradict_each_other(cluster: LocalCluster) -> None:
     for arguments in (
         ["add", "--topic", "t"],
@@ -122,7 +142,9 @@ def test_options_that_contradict_each_other(cluster: LocalCluster) -> None:
         ["add", "--consumer", "--topic", "t", "--allow-principal", "User:a"],
         ["add", "--topic", "t", "--idempotent", "--allow-principal", "User:a"],
         ["add", "--topic", "t", "--deny-host", "10.0.0.1", "--allow-principal", "User:a"],
+        ["add", "--topic", "t", "--allow-principal", "User:a", "--allow-host", "10.0.0.0/8"],
         ["list", "--topic", "t", "--resource-pattern-type", "fuzzy"],
+        ["list", "--principal", "alice"],
     ):
         acl(cluster, *arguments, code=1)
 

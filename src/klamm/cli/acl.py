@@ -51,14 +51,16 @@ DenyPrincipals = Annotated[
     ),
 ]
 AllowHosts = Annotated[
-    list[str] | None, typer.Option("--allow-host", metavar="ADDRESS", help="Allow from this address only.")
+    list[str] | None,
+    typer.Option("--allow-host", metavar="ADDRESS", help="Allow from this IP address only; from all by default."),
 ]
 DenyHosts = Annotated[
-    list[str] | None, typer.Option("--deny-host", metavar="ADDRESS", help="Deny from this address only.")
+    list[str] | None,
+    typer.Option("--deny-host", metavar="ADDRESS", help="Deny from this IP address only; from all by default."),
 ]
 Operations = Annotated[
     list[str] | None,
-    typer.Option("--operation", metavar="NAME", help="Read, Write, Describe, ...; All by default."),
+    typer.Option("--operation", metavar="NAME", help="Read, Write, Describe, ...; the operation All by default."),
 ]
 Producer = Annotated[bool, typer.Option("--producer", help="The operations of a producer on --topic.")]
 Consumer = Annotated[bool, typer.Option("--consumer", help="The operations of a consumer on --topic and --group.")]
@@ -137,8 +139,13 @@ def remove(
     as_json: AsJson = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Remove entries; without a principal, all entries of the resources."""
-    from klamm.cli.acl_choice import Access, Resources, filters_to_remove
+    """Remove the entries with exactly these principals, hosts and operations.
+
+    Without --operation, only entries of the operation All are removed. Without --allow-host or --deny-host, only
+    entries of all hosts are removed. Without a principal, all entries of the resources are removed. If no entry
+    matches, the command fails and reports which entries of the principals remain.
+    """
+    from klamm.cli.acl_choice import Access, Resources, filters_of_remaining, filters_to_remove, nothing_removed
 
     resources = Resources.named(topic, group, transactional_id, cluster, resource_pattern_type)
     principals, hosts = (allow_principal, deny_principal), (allow_host, deny_host)
@@ -148,7 +155,9 @@ def remove(
         doomed = [binding for chosen in filters for binding in _describe(bootstrap_server, chosen)]
         if doomed and not typer.confirm(f"Remove {len(doomed)} entries of all principals?", err=True):
             fail("Nothing was removed.")
-    removed = _delete(bootstrap_server, filters)
+    if not (removed := _delete(bootstrap_server, filters)):
+        remaining = {b for chosen in filters_of_remaining(filters) for b in _describe(bootstrap_server, chosen)}
+        fail(nothing_removed(remaining))
     _show(removed, as_json, f"Removed {len(removed)} entries.")
 
 

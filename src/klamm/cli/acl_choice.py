@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 from klamm.cli.output import fail
@@ -32,6 +34,12 @@ _PRODUCER: Final = {
 _CONSUMER: Final = {ResourceType.TOPIC: ("READ", "DESCRIBE"), ResourceType.GROUP: ("READ",)}
 Values = Sequence[str] | None
 """The values of an option that may be repeated, or None if it was not passed."""
+_OPTIONS: Final = {
+    ResourceType.TOPIC: "--topic",
+    ResourceType.GROUP: "--group",
+    ResourceType.TRANSACTIONAL_ID: "--transactional-id",
+    ResourceType.CLUSTER: "--cluster",
+}
 _NO_RESOURCE: Final = "Pass a resource: --topic NAME, --group ID, --transactional-id ID or --cluster."
 
 
@@ -116,9 +124,17 @@ class Access:
             fail("--allow-host requires --allow-principal.")
         if self.deny_hosts and not self.deny_principals:
             fail("--deny-host requires --deny-principal.")
-        for principal in (*self.allow_principals, *self.deny_principals):
-            if not is_principal(principal):
-                fail(f"{principal!r} is not a principal: expected a type and a name, such as User:alice.")
+        _check_principals((*self.allow_principals, *self.deny_principals))
+
+    def check_hosts(self) -> None:
+        """Refuse hosts that no connection has. Entries of others can be removed, because brokers accept them."""
+        for option, hosts in (("--allow-host", self.allow_hosts), ("--deny-host", self.deny_hosts)):
+            for host in hosts:
+                if not _is_host(host):
+                    fail(
+                        f"{option} {host!r} would never match: expected an IP address, or {WILDCARD} for all. "
+                        "Names and ranges are not supported, as in Kafka."
+                    )
 
     def entries(self, operations: Iterable[AclOperation]) -> list[AclEntry]:
         chosen = list(operations)
@@ -146,6 +162,20 @@ class Access:
         return [AclOperation[name] for name in dict.fromkeys(names)]
 
 
+def _check_principals(principals: Iterable[str]) -> None:
+    for principal in principals:
+        if not is_principal(principal):
+            fail(f"{principal!r} is not a principal: expected a type and a name, such as User:alice.")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return text == WILDCARD
+    return True
+
+
 def _operation(name: str, kind: ResourceType) -> AclOperation:
     operation = of_name(AclOperation, name)
     valid = (AclOperation.ALL, *SUPPORTED[kind])
@@ -170,6 +200,7 @@ def _filters(resources: Resources, access: Access) -> list[ResourceFilter]:
 
 def bindings_to_add(resources: Resources, access: Access) -> list[AclBinding]:
     chosen = _filters(resources, access)
+    access.check_hosts()
     if any(each.pattern < PatternType.LITERAL for each in chosen):
         fail(f"--resource-pattern-type {resources.pattern} selects entries: pass literal or prefixed to add some.")
     if not (access.allow_principals or access.deny_principals):
@@ -195,7 +226,51 @@ def filters_to_remove(resources: Resources, access: Access) -> list[BindingFilte
     ]
 
 
+def filters_of_remaining(filters: Iterable[BindingFilter]) -> list[BindingFilter]:
+    """Select all entries of the principals on the resources, whatever their operations and hosts."""
+    wide = (
+        BindingFilter(
+            resource if resource.pattern == PatternType.MATCH else resource._replace(pattern=PatternType.ANY),
+            _ANY_ENTRY._replace(principal=entry.principal),
+        )
+        for resource, entry in filters
+    )
+    return list(dict.fromkeys(wide))
+
+
+def nothing_removed(remaining: Iterable[AclBinding]) -> str:
+    """Return what a command reports that removed nothing, with the commands that remove the remaining entries."""
+    commands: dict[tuple[str, ...], dict[str, None]] = {}
+    entries = sorted(remaining)
+    for resource, entry in entries:
+        words = commands.setdefault((*_resource_options(resource), *_principal_options(entry)), {})
+        if entry.host != WILDCARD:
+            words[shlex.join((f"--{entry.permission.title.lower()}-host", entry.host))] = None
+        words[f"--operation {entry.operation.title}"] = None
+    if not commands:
+        return "Nothing was removed: there are no such entries. `klamm acl list` shows all."
+    lines = "\n".join(f"  klamm acl remove {shlex.join(head)} {' '.join(words)}" for head, words in commands.items())
+    return (
+        "Nothing was removed: no entry has exactly these operations and hosts. Without --operation, only entries of "
+        "the operation All match; without a host, only entries of all hosts. Other entries remain: "
+        f"{len(entries)}. To remove them:\n{lines}"
+    )
+
+
+def _resource_options(resource: ResourcePattern) -> tuple[str, ...]:
+    option = _OPTIONS[resource.type]
+    chosen = (option,) if resource.type == ResourceType.CLUSTER else (option, resource.name)
+    if resource.pattern == PatternType.LITERAL:
+        return chosen
+    return (*chosen, "--resource-pattern-type", resource.pattern.name.lower())
+
+
+def _principal_options(entry: AclEntry) -> tuple[str, ...]:
+    return f"--{entry.permission.title.lower()}-principal", entry.principal
+
+
 def filters_to_list(resources: Resources, principals: Sequence[str]) -> list[BindingFilter]:
+    _check_principals(principals)
     everything = ResourceFilter(ResourceType.ANY, None, PatternType.ANY)
     entries = [_ANY_ENTRY._replace(principal=principal) for principal in principals] or [_ANY_ENTRY]
     return [BindingFilter(each, entry) for each in resources.filters() or [everything] for entry in entries]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from klamm.cli.acl_choice import Access, Resources, bindings_to_add, filters_to_list, filters_to_remove
+from klamm.cli.acl_choice import (
+    Access,
+    Resources,
+    bindings_to_add,
+    filters_of_remaining,
+    filters_to_list,
+    filters_to_remove,
+    nothing_removed,
+)
 from klamm.cli.output import Failure
 from klamm.security.acl.bindings import AclOperation, PatternType, Permission, ResourceType
 
@@ -24,7 +32,9 @@ def test_all_operations_by_default() -> None:
 
 def test_the_product_of_principals_hosts_and_operations() -> None:
     access = Access(
-        allow_principals=["User:a", "User:b"], allow_hosts=["h1", "h2"], operations=["Read", "describe-configs"]
+        allow_principals=["User:a", "User:b"],
+        allow_hosts=["10.0.0.1", "2001:db8::1"],
+        operations=["Read", "describe-configs"],
     )
     bindings = bindings_to_add(Resources(topics=["t", "u"], pattern="prefixed"), access)
     assert len(bindings) == len(set(bindings)) == 2 * 2 * 2 * 2
@@ -62,6 +72,50 @@ def test_removing_selects_the_same_entries_or_all() -> None:
     assert chosen.entry == (None, None, AclOperation.ANY, Permission.ANY)
     (chosen,) = filters_to_remove(Resources(topics=["t"]), Access(allow_principals=["User:a"], operations=["Read"]))
     assert chosen.entry == ("User:a", "*", AclOperation.READ, Permission.ALLOW)
+
+
+def test_entries_that_a_removal_left() -> None:
+    chosen = filters_to_remove(
+        Resources(topics=["t"]), Access(allow_principals=["User:a"], operations=["Read", "Write"])
+    )
+    (wide,) = filters_of_remaining(chosen)
+    assert wide.resource == (ResourceType.TOPIC, "t", PatternType.ANY)
+    assert wide.entry == ("User:a", None, AclOperation.ANY, Permission.ANY)
+
+
+def test_a_removal_of_nothing_names_the_commands_that_remove() -> None:
+    assert "there are no such entries" in nothing_removed([])
+    allowed = Access(allow_principals=["User:a b"], allow_hosts=["*", "10.0.0.1"], operations=["Read", "Write"])
+    denied = Access(deny_principals=["User:a b"])
+    remaining = [
+        *bindings_to_add(Resources(topics=["t"]), allowed),
+        *bindings_to_add(Resources(topics=["t"], pattern="prefixed"), denied),
+        *bindings_to_add(Resources(cluster=True), denied),
+    ]
+    first, *commands = nothing_removed(remaining).splitlines()
+    assert "Other entries remain: 6. To remove them:" in first and "--operation" in first
+    assert [command.strip() for command in commands] == [
+        "klamm acl remove --topic t --allow-principal 'User:a b' --operation Read --operation Write "
+        "--allow-host 10.0.0.1",
+        "klamm acl remove --topic t --resource-pattern-type prefixed --deny-principal 'User:a b' --operation All",
+        "klamm acl remove --cluster --deny-principal 'User:a b' --operation All",
+    ]
+
+
+@pytest.mark.parametrize("host", ["banana", "10.0.0.0/8", "broker.example.com", "", "10.0.0", "[::1]"])
+def test_hosts_that_never_match_can_only_be_removed(host: str) -> None:
+    for access in (
+        Access(allow_principals=["User:a"], allow_hosts=[host]),
+        Access(deny_principals=["User:a"], deny_hosts=["*", host]),
+    ):
+        with pytest.raises(Failure, match="would never match: expected an IP address"):
+            bindings_to_add(Resources(topics=["t"]), access)
+        assert host in {each.entry.host for each in filters_to_remove(Resources(topics=["t"]), access)}
+
+
+def test_listing_requires_principals_with_a_type() -> None:
+    with pytest.raises(Failure, match="'alice' is not a principal: expected a type and a name, such as User:alice"):
+        filters_to_list(Resources(pattern="any"), ["User:bob", "alice"])
 
 
 def test_listing_without_a_resource_selects_everything() -> None:
