@@ -65,6 +65,8 @@ class Coordination:
         try:
             return await self._zk.start(timeout_ms)
         except ConnectionLoss:
+            if (refusal := self._zk.refusal) is not None:
+                raise KlammError(f"ZooKeeper refuses this broker at {refusal}.") from None
             raise KlammError(
                 f"ZooKeeper did not answer at {hosts} within {timeout_ms} ms: start it, or correct zookeeper.connect."
             ) from None

@@ -24,6 +24,7 @@ from klamm.sim.zk_server import HOST, ZooKeeperServer
 from klamm.zk.client.client_connection import ConnectionState, OnState, Result
 from klamm.zk.client.client_requests import Read, Request, SetWatches, Watcher
 from klamm.zk.client.loop_pulse import LoopPulse, StallWatch
+from klamm.zk.client.refusals import Refusals
 from klamm.zk.client.zk_session import Running, SessionListener, ZkSession
 from klamm.zk.model.ops import (
     ConnectionLoss,
@@ -86,6 +87,7 @@ class SimZkConnection:
         self._last_received_s = 0.0
         self._there_s = 0.0
         self._back_s = 0.0
+        self.refusals = Refusals()
 
     @property
     def has_expired(self) -> bool:

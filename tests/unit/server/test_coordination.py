@@ -17,8 +17,9 @@ from klamm.server.coordination import SESSION_FILE, Coordination, embedded_dir
 from klamm.zk.client import predecessor
 from klamm.zk.client.client_connection import SessionCredentials
 from klamm.zk.model.ops import Create
-from klamm.zk.server.server import EmbeddedZooKeeper
+from klamm.zk.server.server import EmbeddedZooKeeper, ServerOptions
 from klamm.zk.server.server_connection import Connection
+from klamm.zk.server.shared_secret import Gate
 
 SAVE = """
 import sys
@@ -128,3 +129,27 @@ def test_every_log_directory_has_an_embedded_zookeeper_of_its_own(log_dirs: str,
     assert embedded_dir(KafkaConfig({"log.dirs": log_dirs})) == Path(expected)
     assert embedded_dir(KafkaConfig({"log.dirs": log_dirs, "klamm.zookeeper.embedded.dir": "/zk"})) == Path("/zk")
     assert embedded_dir(KafkaConfig({})) == Path("/tmp/kafka-logs-zookeeper")
+
+
+def test_a_broker_with_another_digest_names_the_setting(tmp_path: Path) -> None:
+    async def failure(address: str, timeout_ms: int) -> str:
+        settings = {"zookeeper.connect": address, "klamm.zookeeper.digest": "klamm:wrong"}
+        starting = Coordination(KafkaConfig({**settings, "zookeeper.connection.timeout.ms": timeout_ms}))
+        with pytest.raises(KlammError) as failed:
+            await starting.start()
+        await starting.stop()
+        return str(failed.value)
+
+    async def scenario() -> None:
+        options = ServerOptions(gate=Gate("klamm:right"))
+        zookeeper = await EmbeddedZooKeeper(tmp_path / "zookeeper", fsync=False, options=options).start()
+        try:
+            timeout_ms = 100
+            while "did not answer" in (reason := await failure(zookeeper.address, timeout_ms)):
+                timeout_ms *= 2  # a slow machine: no answer yet, also no refusal
+            assert reason.startswith(f"ZooKeeper refuses this broker at {zookeeper.address}: the scheme digest")
+            assert "klamm.zookeeper.digest" in reason
+        finally:
+            await zookeeper.stop()
+
+    run(scenario)

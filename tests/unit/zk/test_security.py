@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
@@ -206,8 +207,36 @@ def test_the_embedded_server_requires_its_secret(
     with pytest.raises(AuthFailed), BlockingSession(gated.address, TIMEOUT_S) as session:
         session.get("/config")
     await_refusal(gated.address, ZkSecurity(digest=STRANGER), caplog, "the scheme digest: ")
+    assert "Compare klamm.zookeeper.digest with" in caplog.text
     credential = f"{KLAMM.username}:{KLAMM.password}"
     assert {each[1] for each in acl_of(gated.address, "/config/users", credential)} == {"digest"}
+
+
+def test_a_refusal_is_an_error_once_and_the_reason_of_the_failure(
+    gated: EmbeddedZooKeeperThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "klamm.zk.client.refusals")
+    connection = SocketConnection(gated.address, 30_000, lambda _: None, security=ZkSecurity(digest=STRANGER))
+    connection.start()
+    while sum("no session with ZooKeeper" in each.message for each in caplog.records) < 3:
+        time.sleep(0.01)
+    connection.stop()
+    levels = [each.levelname for each in caplog.records if "no session with ZooKeeper" in each.message]
+    assert levels.count("ERROR") == 1 and levels[0] == "ERROR"
+    timeout_s = 0.5
+    while "no ZooKeeper answers" in (reason := why_no_session(gated.address, timeout_s)):
+        timeout_s *= 2
+    assert reason.startswith(f"ZooKeeper refuses this client at {gated.address}: the scheme digest")
+    assert "klamm.zookeeper.digest" in reason
+
+
+def why_no_session(address: str, timeout_s: float) -> str:
+    with (
+        pytest.raises(ConnectionLoss) as failed,
+        BlockingSession(address, timeout_s, security=ZkSecurity(digest=STRANGER)),
+    ):
+        pass
+    return str(failed.value)
 
 
 def test_sessions_without_the_secret_do_not_stay(gated: EmbeddedZooKeeperThread) -> None:

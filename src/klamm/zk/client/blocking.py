@@ -42,11 +42,11 @@ class BlockingSession:
         credentials: SessionCredentials | None = None,
         security: ZkSecurity = UNSECURED,
     ) -> None:
-        hosts, prefix = split_hosts(hosts)
+        self._hosts, prefix = split_hosts(hosts)
         self._chroot = Chroot(prefix, security.acl_of)
         self._timeout_s = timeout_s
         self._states: queue.SimpleQueue[ConnectionState] = queue.SimpleQueue()
-        self._connection = SocketConnection(hosts, int(timeout_s * 1000), self._states.put, credentials, security)
+        self._connection = SocketConnection(self._hosts, int(timeout_s * 1000), self._states.put, credentials, security)
         self.is_known = False
         """Whether the session of `credentials` still existed."""
         self.is_ended = False
@@ -59,7 +59,9 @@ class BlockingSession:
             self.is_known = self._states.get(timeout=self._timeout_s) is ConnectionState.CONNECTED
         except queue.Empty:
             self._connection.stop()
-            raise ConnectionLoss(message="no ZooKeeper answers") from None
+            if (refusal := self._connection.refusals.reason) is not None:
+                raise ConnectionLoss(message=f"ZooKeeper refuses this client at {refusal}") from None
+            raise ConnectionLoss(message=f"no ZooKeeper answers at {self._hosts}") from None
         return self
 
     def __exit__(

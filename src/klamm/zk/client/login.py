@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from klamm.zk.client.digest_md5 import DigestError, DigestMd5
@@ -27,13 +29,23 @@ class LoginRefused(ConnectionBroken):
 
 
 def log_in(connection: socket.socket, security: ZkSecurity) -> None:
-    """Raises LoginRefused, or OSError if the connection breaks."""
+    """Raises LoginRefused, which names the setting, or OSError if the connection breaks."""
     if security.sasl is not None:
-        _sasl(connection, security.sasl)
+        with _setting("klamm.zookeeper.sasl.jaas.config"):
+            _sasl(connection, security.sasl)
     if security.digest is not None:
         credential = f"{security.digest.username}:{security.digest.password}".encode()
         body = _INT.pack(0) + jute.string_bytes("digest") + jute.buffer_bytes(credential)
-        _ask(connection, _AUTH_XID, OpCode.AUTH, body, "the scheme digest")
+        with _setting("klamm.zookeeper.digest"):
+            _ask(connection, _AUTH_XID, OpCode.AUTH, body, "the scheme digest")
+
+
+@contextmanager
+def _setting(name: str) -> Iterator[None]:
+    try:
+        yield
+    except LoginRefused as error:
+        raise LoginRefused(f"{error}. Compare {name} with the setting of ZooKeeper and of the other brokers") from None
 
 
 def _sasl(connection: socket.socket, login: Login) -> None:

@@ -25,15 +25,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from ssl import SSLError
 from typing import Final
 
 from klamm.zk.client.addresses import Candidate, addresses_of, candidates
 from klamm.zk.client.client_connection import ConnectionState, OnState, Result, SessionCredentials
 from klamm.zk.client.client_requests import Close, Read, Request, Watcher, set_watches
-from klamm.zk.client.login import LoginRefused, log_in
+from klamm.zk.client.login import log_in
 from klamm.zk.client.loop_pulse import LoopPulse, StallWatch
 from klamm.zk.client.pings import CHECKS, Heartbeat
+from klamm.zk.client.refusals import Refusals
 from klamm.zk.client.socket_io import ConnectionBroken, open_socket, read_exactly, send_some, shut
 from klamm.zk.client.zk_security import UNSECURED, ZkSecurity
 from klamm.zk.model import jute
@@ -93,9 +93,8 @@ class SocketConnection:
         """The socket, for ending it. Only the holder of the token in `_free` writes to it."""
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._outbox: deque[tuple[bytes, Request | None, Result | None]] = deque()
-        self._unsent = b""
         self._pending: deque[tuple[int, Request, Result | None]] = deque()
-        self._xid = 0
+        self._xid, self._unsent = 0, b""
         self._data_watchers: dict[str, dict[Watcher, None]] = {}
         self._child_watchers: dict[str, dict[Watcher, None]] = {}
         self._last_sent_s = 0.0
@@ -105,6 +104,7 @@ class SocketConnection:
         self._stalled_at = 0
         self._stopping = threading.Event()
         self._is_confirmed = False
+        self.refusals = Refusals()
         self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
 
     @property
@@ -272,14 +272,14 @@ class SocketConnection:
                 connection, timeout_s = self._connect(candidate)
             except (OSError, ConnectionBroken) as error:
                 self._disconnect()
-                level = logging.ERROR if isinstance(error, LoginRefused | SSLError) else logging.DEBUG
-                log.log(level, "no session with ZooKeeper at %s: %s", candidate.address, error)
+                self.refusals.note(candidate.address, error)
                 continue
             except SessionExpired:
                 self._disconnect()
                 self._expire()
                 return True
             self._latest = candidate.address
+            self.refusals.forget()
             self._serve(connection, timeout_s)
             if self._stalled is not None and self._is_confirmed and not self._stopping.is_set():
                 self._is_confirmed = False

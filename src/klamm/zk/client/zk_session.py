@@ -123,6 +123,11 @@ class ZkSession:
             raise ConnectionLoss(message=f"no ZooKeeper answers at {self.hosts}") from None
         return self
 
+    @property
+    def refusal(self) -> str | None:
+        """Why a server has refused this client since the last connection; None if none has."""
+        return self._connection.refusals.reason
+
     async def _create_chroot(self) -> None:
         for path in self._chroot.levels():
             while True:
