@@ -157,10 +157,12 @@ class LocalCluster:
 
         `library` is confluent-kafka, aiokafka, kafka-python or java (the properties of Kafka's own clients).
         """
-        security = self._supervisor.security
-        if security.is_on and not security.has_user(user or ADMIN):
-            self.add_user(user or ADMIN)
-        return security.client_config(user or ADMIN, self.bootstrap_servers, library)
+        if user == "":
+            raise ValueError("user cannot be '': expected a name, or None for a super user.")
+        security, user = self._supervisor.security, ADMIN if user is None else user
+        if security.is_on and not security.has_user(user):
+            self.add_user(user)
+        return security.client_config(user, self.bootstrap_servers, library)
 
     def write_client_properties(self, user: str | None = None, path: Path | str | None = None) -> Path | None:
         """Write what Kafka's tools and `klamm --command-config` need; return the file, None if nothing is secured.

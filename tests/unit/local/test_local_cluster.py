@@ -26,3 +26,9 @@ def test_before_the_start(tmp_path: Path, ask: Callable[[LocalCluster], object],
     with pytest.raises(KlammError) as raised:
         ask(LocalCluster(brokers=2, data_dir=tmp_path))
     assert str(raised.value) == sentence
+
+
+@pytest.mark.parametrize("sasl", [None, "PLAIN"])
+def test_an_empty_user_is_not_the_super_user(tmp_path: Path, sasl: str | None) -> None:
+    with pytest.raises(ValueError, match="user cannot be ''"):
+        LocalCluster(1, data_dir=tmp_path, sasl=sasl).client_config("")
