@@ -25,6 +25,8 @@ from typer.testing import CliRunner
 
 from klamm.cli.app import app
 from klamm.errors import KlammError
+from klamm.local.cluster_security import ClusterSecurity
+from klamm.local.security_choice import SecurityChoice
 from klamm.testing import LocalCluster
 from klamm.zk.model import paths
 from klamm.zk.model.default_acls import default_acl
@@ -140,7 +142,11 @@ def test_users_by_commands(cluster: LocalCluster, tmp_path: Path) -> None:
     with pytest.raises(KlammError, match="The password is empty"):
         klamm(cluster, "user", "add", "carol", stdin="\n")
     (tmp_path / "password").write_text("c4r0l\nsecond line\n")
-    klamm(cluster, "user", "add", "carol", "--password-file", str(tmp_path / "password"))
+    output = klamm(cluster, "user", "add", "carol", "--password-file", str(tmp_path / "password"))
+    assert output == "User carol can log in with SCRAM-SHA-512.\n"
+    for name in ("admin", "broker"):
+        with pytest.raises(KlammError, match=r"Nothing was removed\. Pass --yes to skip the question"):
+            klamm(cluster, "user", "remove", name)
     broker_file = str(cluster.data_dir / "broker-1.properties")
     assert "carol" in klamm(cluster, "user", "list", "--broker-config", broker_file)
     klamm(cluster, "user", "remove", "carol", "--broker-config", broker_file)
@@ -377,6 +383,14 @@ def test_certificates_of_clients(tmp_path: Path) -> None:
     with LocalCluster(1, tls="mutual", acls=True, data_dir=directory) as cluster:
         assert cluster.client_config("alice") == {**first, "bootstrap.servers": cluster.bootstrap_servers}
         assert produce(cluster.client_config(), "t") is None
+        klamm(cluster, "tls", "issue", str(directory / "security"), "carol")  # as the help of `klamm up` has it
+        klamm(cluster, "acl", "add", "--producer", "--topic", "t", "--allow-principal", "User:carol")
+        carol = {
+            **cluster.client_config("alice"),
+            "ssl.certificate.location": str(directory / "security" / "carol-cert.pem"),
+            "ssl.key.location": str(directory / "security" / "carol-key.pem"),
+        }
+        assert produce(carol, "t") is None
 
 
 def test_users_of_plain_are_those_of_the_start() -> None:
@@ -387,6 +401,22 @@ def test_users_of_plain_are_those_of_the_start() -> None:
         assert produce(cluster.client_config("alice"), "t") is None
         with pytest.raises(KlammError, match=r"SASL PLAIN has the users of its start\. Use SCRAM-SHA-512"):
             cluster.add_user("bob")
+        with pytest.raises(KlammError, match="The brokers enable PLAIN only"):
+            klamm(cluster, "user", "add", "bob", stdin="b0b\n")
+
+
+def test_users_of_plain_can_be_written_to_the_file_of_users(tmp_path: Path) -> None:
+    """As the help of `klamm up` describes it."""
+    security = ClusterSecurity(SecurityChoice.of(False, "PLAIN", False), tmp_path, has_own_zookeeper=True)
+    security.prepare()
+    path = tmp_path / "security" / "users.json"
+    document = json.loads(path.read_text())
+    document["users"]["alice"] = "s3cret"
+    path.write_text(json.dumps(document))
+    again = ClusterSecurity(SecurityChoice.of(False, "PLAIN", False), tmp_path, has_own_zookeeper=True)
+    again.prepare()
+    key = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
+    assert ' user_alice="s3cret"' in str(again.broker_properties()[key])
 
 
 @pytest.mark.parametrize(

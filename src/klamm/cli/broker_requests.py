@@ -48,15 +48,18 @@ def ask(
     )
 
 
-def broker_settings(address: Address, broker_id: int, keys: Iterable[str], timeout_s: float) -> DescribeConfigsResult:
-    """Return settings of the broker at this address. Raises the errors of `ask`."""
+def broker_settings(
+    address: Address, broker_id: int, keys: Iterable[str] | None, timeout_s: float
+) -> DescribeConfigsResult:
+    """Return settings of the broker at this address, all if `keys` is None. Raises the errors of `ask`."""
     from klamm.protocol.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
         DescribeConfigsResponse,
     )
 
-    broker = DescribeConfigsResource(resource_type=BROKER, resource_name=str(broker_id), configuration_keys=list(keys))
+    names = None if keys is None else list(keys)
+    broker = DescribeConfigsResource(resource_type=BROKER, resource_name=str(broker_id), configuration_keys=names)
     request = DescribeConfigsRequest(resources=[broker])
     (result,) = ask(address, request, 1, DescribeConfigsResponse, timeout_s).results
     return result

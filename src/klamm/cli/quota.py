@@ -10,6 +10,7 @@ import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, parse_pairs
 from klamm.cli.output import fail, say, table
+from klamm.cli.principals import refuse_type
 
 if TYPE_CHECKING:
     from klamm.config.client_quotas import QuotaEntity
@@ -18,7 +19,7 @@ app = typer.Typer(
     help="Show and change quotas: rates of producers, consumers, requests and topic changes.", no_args_is_help=True
 )
 
-User = Annotated[str | None, typer.Option("--user", "-u", metavar="NAME", help="The user.")]
+User = Annotated[str | None, typer.Option("--user", "-u", metavar="NAME", help="The user, without User:.")]
 DefaultUser = Annotated[bool, typer.Option("--default-user", help="All users without their own quota.")]
 ClientId = Annotated[str | None, typer.Option("--client-id", "-c", metavar="ID", help="The client id.")]
 DefaultClientId = Annotated[bool, typer.Option("--default-client-id", help="All client ids without their own quota.")]
@@ -51,6 +52,7 @@ def describe(
     """Show which quotas apply to a client, and where each of them is set."""
     from klamm.config.client_quotas import QUOTA_KEYS, QuotaEntity, QuotaLimits
 
+    refuse_type(user)
     limits = {key: QuotaLimits() for key in QUOTA_KEYS}
     quotas = _quotas(bootstrap_server)
     for entity, values in quotas.items():
@@ -87,6 +89,7 @@ def set_(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Set quotas of a user, a client id, or a client id of a user. Each broker applies them for itself."""
+    refuse_type(user)
     entity = _entity(user, default_user, client_id, default_client_id)
     values = {key: _value(key, text) for key, text in parse_pairs(quotas, "quota").items()}
     _alter(bootstrap_server, entity, values, ())

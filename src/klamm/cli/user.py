@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from klamm.cli.client import DEFAULT_BOOTSTRAP, BootstrapServer
-from klamm.cli.output import Failure, fail, note, say, table
+from klamm.cli.command_config import current as command_config
+from klamm.cli.output import Failure, fail, note, say, table, yellow
+from klamm.cli.principals import refuse_type
 from klamm.errors import ErrorCode
+from klamm.local.security_choice import BROKER
+from klamm.security.sasl.mechanisms import PLAIN
 
 if TYPE_CHECKING:
+    from klamm.cli.login_settings import LoginSettings
     from klamm.protocol.messages.alter_user_scram_credentials import ScramCredentialDeletion, ScramCredentialUpsertion
     from klamm.zk.client.blocking import BlockingSession
 
@@ -24,11 +32,23 @@ _NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 _DEFAULT: Final = "SCRAM-SHA-512"
 _ZOOKEEPER_S: Final = 10.0
+_ENABLED: Final = "sasl.enabled.mechanisms"
+_PLAIN_USERS: Final = (
+    'users of SASL PLAIN are in sasl.jaas.config of every broker, as user_NAME="PASSWORD" in '
+    "listener.name.LISTENER.plain.sasl.jaas.config, and brokers read it when they start. `klamm up` takes them from "
+    "DATA_DIR/security/users.json."
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user, without User:.")]
 Mechanism = Annotated[
     list[str] | None,
-    typer.Option("--mechanism", "-m", metavar="NAME", help="SCRAM-SHA-256 or SCRAM-SHA-512. May be repeated."),
+    typer.Option(
+        "--mechanism",
+        "-m",
+        metavar="NAME",
+        help="SCRAM-SHA-256 or SCRAM-SHA-512; may be repeated. By default `add` takes those that the brokers enable "
+        "(SCRAM-SHA-512 if no listener uses SASL), and `remove` takes all.",
+    ),
 ]
 BrokerConfig = Annotated[
     Path | None,
@@ -62,8 +82,14 @@ def add(
 
     The password comes from a prompt, from standard input or from --password-file. There is no option for it, because
     others can read the arguments of a process. The brokers receive a salted hash only.
+
+    Users of SASL PLAIN are in sasl.jaas.config of the brokers, and users with certificates (`klamm tls issue`) need no
+    password: this command adds neither.
     """
-    mechanisms = _chosen(mechanism) or [_DEFAULT]
+    refuse_type(name)
+    chosen = _chosen(mechanism)
+    settings = _settings(broker_config, bootstrap_server)
+    mechanisms = chosen or _usual(settings)
     password = _password(password_file, name)
     if broker_config is not None:
         from klamm.security.sasl.new_credential import scram_text
@@ -73,7 +99,7 @@ def add(
             alter_user_settings(session, name, {each: scram_text(each, password, iterations) for each in mechanisms})
     else:
         _upsert(bootstrap_server, name, password, mechanisms, iterations)
-    note(f"User {name} can log in with {' and '.join(mechanisms)}.")
+    note(_outcome(name, mechanisms, settings))
 
 
 @app.command("list")
@@ -95,17 +121,27 @@ def list_(
 def remove(
     name: Name,
     mechanism: Mechanism = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, also if brokers or administrators need the user.")
+    ] = False,
     broker_config: BrokerConfig = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Remove a user's password for all mechanisms, or for --mechanism. Its open connections stay."""
+    """Remove a user's password for all mechanisms, or for --mechanism. Its open connections stay.
+
+    For a super user, for the user of the brokers and for your own user, the command asks first.
+    """
     found = _from_zookeeper(broker_config) if broker_config is not None else _from_brokers(bootstrap_server)
     there = [how for owner, how, _ in found if owner == name]
     chosen = _chosen(mechanism)
     missing = [each for each in chosen if each not in there]
+    if not there:
+        refuse_type(name)
     if not there or missing:
         fail(f"User {name} has no password{f' for {missing[0]}' if missing else ''}.")
     mechanisms = chosen or there
+    if not yes:
+        _confirm_removal(name, _settings(broker_config, bootstrap_server))
     if broker_config is not None:
         from klamm.zk.client.user_config import alter_user_settings
 
@@ -119,9 +155,75 @@ def remove(
 def _chosen(mechanisms: list[str] | None) -> list[str]:
     chosen = list(dict.fromkeys(each.upper() for each in mechanisms or []))
     for each in chosen:
+        if each == PLAIN:
+            fail(f"--mechanism {PLAIN}: {_PLAIN_USERS}")
         if each not in _NUMBERS:
             fail(f"--mechanism {each!r} is not one of {', '.join(_NUMBERS)}.")
     return chosen
+
+
+def _settings(broker_config: Path | None, servers: str) -> LoginSettings | None:
+    from klamm.cli import login_settings
+    from klamm.config import KafkaConfig
+
+    if broker_config is not None:
+        return login_settings.of_config(KafkaConfig.from_file(broker_config))
+    return login_settings.of_brokers(servers)
+
+
+def _usual(settings: LoginSettings | None) -> list[str]:
+    """Return the mechanisms for a user without --mechanism."""
+    if settings is None or not settings.mechanisms:
+        return [_DEFAULT]
+    if not settings.scram:
+        others = ", ".join(settings.mechanisms)
+        more = f" {_PLAIN_USERS}" if PLAIN in settings.mechanisms else ""
+        fail(
+            f"The brokers enable {others} only, so a user with a SCRAM password could not log in.{more} To prepare a "
+            f"change to SCRAM, pass --mechanism {_DEFAULT}."
+        )
+    return settings.scram
+
+
+def _outcome(name: str, mechanisms: list[str], settings: LoginSettings | None) -> str:
+    stored = f"The password of {name} for {' and '.join(mechanisms)} is stored."
+    warning = yellow("Warning:", sys.stderr)
+    if settings is None:
+        return f"{stored} {warning} the settings of the brokers cannot be read: compare {_ENABLED}."
+    if not settings.mechanisms:
+        return f"{stored} {warning} no listener of the brokers uses SASL, so nobody logs in with a password."
+    if missing := [each for each in mechanisms if each not in settings.mechanisms]:
+        enabled = ", ".join(settings.mechanisms)
+        return f"{stored} {warning} the brokers do not enable {' and '.join(missing)}: {_ENABLED} is {enabled}."
+    return f"User {name} can log in with {' and '.join(mechanisms)}."
+
+
+def _confirm_removal(name: str, settings: LoginSettings | None) -> None:
+    """Ask if brokers or administrators need the user."""
+    if (harm := _harm(name, settings)) is None:
+        return
+    note(f"{yellow('Warning:', sys.stderr)} {harm}")
+    if not sys.stdin.isatty() or not typer.confirm(f"Remove the password of {name}?", err=True):
+        fail("Nothing was removed. Pass --yes to skip the question.")
+
+
+def _harm(name: str, settings: LoginSettings | None) -> str | None:
+    if settings is not None and settings.between_brokers in _NUMBERS:
+        brokers = f"the brokers log in to each other as {name}. Without its password, a broker that restarts cannot "
+        if name == settings.brokers_user:
+            return f"{brokers}join the cluster."
+        if settings.brokers_user is None and name == BROKER:
+            return f"perhaps {brokers}join the cluster: those of `klamm up` use this name."
+    if settings is not None and name in settings.super_users:
+        return f"{name} is a super user. Without its password, administrators who use it can no longer log in."
+    if name == _own_user():
+        return f"this command logs in as {name}. Without its password, it can no longer do so."
+    return None
+
+
+def _own_user() -> str | None:
+    login = command_config.security.sasl
+    return None if login is None else login.username
 
 
 def _password(path: Path | None, name: str) -> str:
@@ -200,15 +302,28 @@ def _refuse(code: int, message: str | None) -> None:
 # --- through ZooKeeper -----------------------------------------------------------------------------------------------
 
 
-def _zookeeper(broker_config: Path) -> BlockingSession:
+@contextmanager
+def _zookeeper(broker_config: Path) -> Iterator[BlockingSession]:
     from klamm.config import KafkaConfig
     from klamm.server import zookeeper_security
     from klamm.zk.client.blocking import BlockingSession
+    from klamm.zk.model.ops import AuthFailed, MultiFailed, NoAuth, ZkError
 
     config = KafkaConfig.from_file(broker_config)
     if not config.zookeeper_connect:
         fail(f"{broker_config} has no zookeeper.connect: start the broker, whose ZooKeeper is its own, and use it.")
-    return BlockingSession(config.zookeeper_connect, _ZOOKEEPER_S, None, zookeeper_security.client(config))
+    # The error that ends the command has the reason, which the client also logs.
+    logging.getLogger("klamm.zk").addHandler(logging.NullHandler())
+    hosts = config.zookeeper_connect
+    try:
+        with BlockingSession(hosts, _ZOOKEEPER_S, None, zookeeper_security.client(config)) as session:
+            yield session
+    except ZkError as error:
+        cause = error.error if isinstance(error, MultiFailed) else error
+        if isinstance(cause, NoAuth | AuthFailed):
+            fail(f"ZooKeeper at {hosts} refuses the login of {broker_config}: compare klamm.zookeeper.digest.")
+        where = "" if "ZooKeeper" in str(error) else f"ZooKeeper at {hosts}: "
+        fail(f"{broker_config}: {where}{str(error).rstrip('.')}.")
 
 
 def _from_zookeeper(broker_config: Path) -> list[tuple[str, str, int]]:
