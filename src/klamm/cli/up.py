@@ -126,7 +126,9 @@ def up(
     that were started by hand.
 
     With --tls, --sasl or --acls, the certificates and passwords are in DATA_DIR/security, and client.properties in
-    DATA_DIR is the --command-config of a super user. `klamm user` adds users, and `klamm acl` grants them access.
+    DATA_DIR is the --command-config of a super user. `klamm acl` grants other users access.
+    With SCRAM, `klamm user add NAME` adds a user. With PLAIN, add it to "users" in DATA_DIR/security/users.json and
+    start again. With --tls --acls only, `klamm tls issue DATA_DIR/security NAME` makes the certificate of User:NAME.
     """
     from klamm.config import KafkaConfig
     from klamm.local.local_cluster import LocalCluster
