@@ -64,6 +64,16 @@ _LOG_TAIL_BYTES: Final = 65_536
 _PARTITION: Final = re.compile(r".+-\d+")
 """The directory of a replica."""
 
+_Port = Annotated[
+    int,
+    typer.Option(
+        "--port",
+        "-p",
+        min=0,
+        max=_LAST_PORT,
+        help="Port of the first broker; the others use the following ports. 0 picks free ports.",
+    ),
+]
 _Zookeeper = Annotated[
     str | None,
     typer.Option(
@@ -81,16 +91,7 @@ _Sasl = Annotated[
 def up(
     brokers: Annotated[int, typer.Option("--brokers", "-n", min=1, max=100, help="Number of brokers.")] = 1,
     data_dir: Annotated[Path, typer.Option("--data-dir", "-d", help="Directory for all data.")] = Path("klamm-data"),
-    port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            "-p",
-            min=0,
-            max=_LAST_PORT,
-            help="Port of the first broker; the others use the following ports. 0 picks free ports.",
-        ),
-    ] = 9092,
+    port: _Port = 9092,
     zookeeper: _Zookeeper = None,
     config: Annotated[
         list[str], typer.Option("--config", "-c", metavar="KEY=VALUE", help="Setting for all brokers.")
