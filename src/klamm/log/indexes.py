@@ -40,6 +40,8 @@ class _Index(ABC):
         self._loaded = False
         self._written = 0
         self._dirty = False
+        self.is_file_stale = False
+        """Whether the file has entries that were removed: it must not be used."""
 
     @property
     @abstractmethod
@@ -63,7 +65,7 @@ class _Index(ABC):
         self._loaded = True
         self._cut(0)
         self._written = 0
-        self._dirty = True
+        self._dirty = self.is_file_stale = True
 
     def load(self) -> None:
         if self._loaded:
@@ -75,6 +77,7 @@ class _Index(ABC):
         self._loaded = True
         self._written = self.entries
         self._dirty = self.entries * self.ENTRY_BYTES != len(data)
+        self.is_file_stale = False
 
     def write_out(self) -> None:
         """Bring the file up to date and cut it after the last entry."""
@@ -88,7 +91,7 @@ class _Index(ABC):
                 handle.pwrite((data,), size)
             handle.truncate(size + len(data))
             self._written = self.entries
-            self._dirty = False
+            self._dirty = self.is_file_stale = False
         finally:
             handle.close()
 
@@ -108,6 +111,7 @@ class _Index(ABC):
     def truncate_entries(self, count: int) -> None:
         if count < self.entries:
             self._cut(count)
+            self.is_file_stale = self.is_file_stale or count < self._written
             self._written = min(self._written, count)
             self._dirty = True
 

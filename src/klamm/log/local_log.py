@@ -375,6 +375,10 @@ class LocalLog:
         for segment in self.segments:
             segment.pool = env.pool
 
+    def remove_stale_indexes(self) -> bool:
+        """Remove the index files that do not agree with the data files; return whether there were any."""
+        return any([segment.remove_stale_indexes() for segment in self.segments])
+
     def discard(self) -> None:
         """Close every segment without writing anything."""
         for segment in self.segments:

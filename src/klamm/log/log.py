@@ -433,6 +433,9 @@ class Log:
             self.env.files.fsync_path(path)
         self.flusher.complete(self.log_end_offset)
 
+    def remove_stale_indexes(self) -> bool:
+        return self.is_open and self._local.remove_stale_indexes()
+
     def close_handles(self) -> None:
         """Close every file as it is: after a failure, or before the directory is removed."""
         if self.is_open:

@@ -365,15 +365,19 @@ class LogManager:
         until = "there is room again" if is_full(error) else "the broker is restarted"
         _log.error("%s. Its partitions are offline until %s", sentence, until)
         logs = self._hosted.remove_dir(log_dir)
-        broken = {tp for tp, log in logs.items() if log.disk.is_failed or log.flusher.has_unflushed_files}
+        broken = {tp for tp, log in logs.items() if log.disk.is_failed}
         suspend = partial(self._full_disks.suspend, log_dir, broken, not_returned or ())
         for log in logs.values():
             log.disk.set_failed(True)
         self._offline.update(dict.fromkeys(logs, log_dir))
-        self._services.run_in_steps(release(logs.values(), self._release, suspend if is_full(error) else None))
+        close = partial(self._release, broken)
+        self._services.run_in_steps(release(logs.values(), close, suspend if is_full(error) else None))
         self._events.on_dir_failure(log_dir, sentence)
 
-    def _release(self, log: Log) -> None:
+    def _release(self, broken: set[TopicPartition], log: Log) -> None:
+        """Close a log of a failed directory. Those that are `broken` are loaded again before they are used."""
+        if log.remove_stale_indexes():
+            broken.add(log.topic_partition)
         log.close_handles()
         self._hosted.forget(log)
         self._forget(log)

@@ -433,6 +433,14 @@ class LogSegment:
         """Return the files that the segment can have, the data file first."""
         return [self.path(kind) for kind in names.SEGMENT_SUFFIXES]
 
+    def remove_stale_indexes(self) -> bool:
+        """Remove the index files with entries that were removed. The next use builds them from the data file."""
+        stale = [index.path for index in (self.offset_index, self.time_index) if index.is_file_stale]
+        for path in stale:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+        return bool(stale)
+
     def discard(self) -> None:
         """Free the memory and close the file without writing: the segment is about to be deleted."""
         self.offset_index.forget()

@@ -196,6 +196,24 @@ def test_a_log_that_was_truncated_is_read_with_its_own_indexes() -> None:
     manager.shutdown()
 
 
+def test_recovered_logs_return_without_another_recovery() -> None:
+    """Recovery has written their indexes. To check them again would read all of their active segments."""
+    bench = Bench(LogConfig(index_interval_bytes=200))
+    manager = bench.manager()
+    for tp in TPS[:2]:
+        for _ in range(50):
+            append(manager.get_or_create_log(tp, is_new=True), batch(b"v" * 100))
+    manager.abandon()
+    manager = bench.manager()
+    recovered = manager.logs[TPS[0]]
+    assert recovered.log_end_offset == 50 and recovered.flusher.has_unflushed_files
+    manager.failed(DIR, OSError(errno.ENOSPC, "No space left on device"), "testing")
+    assert manager.passes.revival() == 1
+    assert manager.logs[TPS[0]] is recovered
+    assert read_batches(recovered, 40, max_bytes=1)[0].base_offset == 40
+    manager.shutdown()
+
+
 def test_flush_ms_applies_to_logs_that_return() -> None:
     """Their flush was due while they were offline."""
     bench = Bench(LogConfig(flush_ms=1_000, flush_messages=2))
