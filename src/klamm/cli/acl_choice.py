@@ -239,14 +239,16 @@ def filters_of_remaining(filters: Iterable[BindingFilter]) -> list[BindingFilter
 
 
 def nothing_removed(remaining: Iterable[AclBinding]) -> str:
-    """Return what a command reports that removed nothing, with the commands that remove the remaining entries."""
-    commands: dict[tuple[str, ...], dict[str, None]] = {}
+    """Return what a command reports that removed nothing, with the commands that remove the remaining entries.
+
+    A command removes every operation from every host that it names. The hosts of a principal may differ in their
+    operations, so each host has its own command.
+    """
+    commands: dict[tuple[str, ...], list[str]] = {}
     entries = sorted(remaining)
     for resource, entry in entries:
-        words = commands.setdefault((*_resource_options(resource), *_principal_options(entry)), {})
-        if entry.host != WILDCARD:
-            words[shlex.join((f"--{entry.permission.title.lower()}-host", entry.host))] = None
-        words[f"--operation {entry.operation.title}"] = None
+        head = (*_resource_options(resource), *_principal_options(entry), *_host_options(entry))
+        commands.setdefault(head, []).append(f"--operation {entry.operation.title}")
     if not commands:
         return "Nothing was removed: there are no such entries. `klamm acl list` shows all."
     lines = "\n".join(f"  klamm acl remove {shlex.join(head)} {' '.join(words)}" for head, words in commands.items())
@@ -267,6 +269,11 @@ def _resource_options(resource: ResourcePattern) -> tuple[str, ...]:
 
 def _principal_options(entry: AclEntry) -> tuple[str, ...]:
     return f"--{entry.permission.title.lower()}-principal", entry.principal
+
+
+def _host_options(entry: AclEntry) -> tuple[str, ...]:
+    """Without a host, a command means the entries of all hosts."""
+    return () if entry.host == WILDCARD else (f"--{entry.permission.title.lower()}-host", entry.host)
 
 
 def filters_to_list(resources: Resources, principals: Sequence[str]) -> list[BindingFilter]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import shlex
+from collections.abc import Sequence
 
+import pytest
+from typer.testing import CliRunner
+
+from klamm.cli import acl
 from klamm.cli.acl_choice import (
     Access,
     Resources,
@@ -13,8 +18,18 @@ from klamm.cli.acl_choice import (
     filters_to_remove,
     nothing_removed,
 )
+from klamm.cli.app import app
 from klamm.cli.output import Failure
-from klamm.security.acl.bindings import AclOperation, PatternType, Permission, ResourceType
+from klamm.security.acl.bindings import (
+    AclBinding,
+    AclEntry,
+    AclOperation,
+    BindingFilter,
+    PatternType,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+)
 
 ALICE = Access(allow_principals=["User:alice"])
 
@@ -95,11 +110,68 @@ def test_a_removal_of_nothing_names_the_commands_that_remove() -> None:
     first, *commands = nothing_removed(remaining).splitlines()
     assert "Other entries remain: 6. To remove them:" in first and "--operation" in first
     assert [command.strip() for command in commands] == [
-        "klamm acl remove --topic t --allow-principal 'User:a b' --operation Read --operation Write "
-        "--allow-host 10.0.0.1",
+        "klamm acl remove --topic t --allow-principal 'User:a b' --operation Read --operation Write",
+        "klamm acl remove --topic t --allow-principal 'User:a b' --allow-host 10.0.0.1 --operation Read "
+        "--operation Write",
         "klamm acl remove --topic t --resource-pattern-type prefixed --deny-principal 'User:a b' --operation All",
         "klamm acl remove --cluster --deny-principal 'User:a b' --operation All",
     ]
+
+
+TOPIC, PREFIX = (
+    ResourcePattern(ResourceType.TOPIC, "t x"),
+    ResourcePattern(ResourceType.TOPIC, "t", PatternType.PREFIXED),
+)
+CLUSTER = ResourcePattern(ResourceType.CLUSTER, "kafka-cluster")
+
+
+def entry(text: str, permission: Permission = Permission.ALLOW) -> AclEntry:
+    """The entry of `OPERATION@HOST`."""
+    operation, host = text.split("@")
+    return AclEntry("User:a", host, AclOperation[operation], permission)
+
+
+@pytest.mark.parametrize(
+    "remaining",
+    [
+        {AclBinding(TOPIC, entry(each)) for each in ("READ@10.0.0.1", "WRITE@*", "READ@*")},
+        {AclBinding(TOPIC, entry(each)) for each in ("READ@10.0.0.1", "WRITE@10.0.0.2", "ALL@*")},
+        {
+            *(AclBinding(TOPIC, entry(each, Permission.DENY)) for each in ("READ@::1", "READ@*", "WRITE@banana")),
+            *(AclBinding(TOPIC, entry(each)) for each in ("DESCRIBE@::1", "WRITE@*")),
+            *(AclBinding(PREFIX, entry(each)) for each in ("READ@*", "CREATE@10.0.0.1")),
+            *(AclBinding(CLUSTER, entry(each)) for each in ("ALTER@*", "ALTER@10.0.0.1", "CREATE@10.0.0.1")),
+        },
+    ],
+)
+def test_the_commands_of_a_removal_of_nothing_remove_exactly_the_remaining_entries(
+    remaining: set[AclBinding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = set(remaining)
+    # The product of all operations and hosts has more entries than remain: the commands must not touch the others.
+    hosts, operations = {each.entry.host for each in remaining}, {each.entry.operation for each in remaining}
+    others = {
+        AclBinding(each.resource, each.entry._replace(host=host, operation=operation))
+        for each in remaining
+        for host in hosts
+        for operation in operations
+    } - remaining
+
+    def delete(_: str, filters: Sequence[BindingFilter]) -> list[AclBinding]:
+        removed = [
+            each
+            for each in (*left, *others)
+            if any(chosen.resource.matches(each.resource) and chosen.entry.matches(each.entry) for chosen in filters)
+        ]
+        assert not others.intersection(removed)
+        left.difference_update(removed)
+        return removed
+
+    monkeypatch.setattr(acl, "_delete", delete)
+    for command in nothing_removed(remaining).splitlines()[1:]:
+        done = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert done.exit_code == 0, (command, done.output, done.exception)
+    assert not left
 
 
 @pytest.mark.parametrize("host", ["banana", "10.0.0.0/8", "broker.example.com", "", "10.0.0", "[::1]"])
