@@ -18,7 +18,7 @@ from klamm.cli.command_config import current as command_config
 from klamm.cli.output import Failure, fail, note, say, table, yellow
 from klamm.cli.principals import refuse_type
 from klamm.errors import ErrorCode
-from klamm.local.security_choice import BROKER
+from klamm.local.security_choice import ADMIN, BROKER
 from klamm.security.sasl.mechanisms import PLAIN
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ _PLAIN_USERS: Final = (
     "listener.name.LISTENER.plain.sasl.jaas.config, and brokers read it when they start. `klamm up` takes them from "
     "DATA_DIR/security/users.json."
 )
+_USERS_OF_UP: Final = {
+    BROKER: "a broker that restarts cannot join",
+    ADMIN: "administrators can no longer log in",
+}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user, without User:.")]
 Mechanism = Annotated[
@@ -129,7 +133,8 @@ def remove(
 ) -> None:
     """Remove a user's password for all mechanisms, or for --mechanism. Its open connections stay.
 
-    For a super user, for the user of the brokers and for your own user, the command asks first.
+    For a super user, for the user of the brokers and for your own user, the command asks first. If it cannot read the
+    settings of the brokers, it asks before it removes `broker` or `admin`, the users that `klamm up` makes.
     """
     found = _from_zookeeper(broker_config) if broker_config is not None else _from_brokers(bootstrap_server)
     there = [how for owner, how, _ in found if owner == name]
@@ -218,6 +223,11 @@ def _harm(name: str, settings: LoginSettings | None) -> str | None:
         return f"{name} is a super user. Without its password, administrators who use it can no longer log in."
     if name == _own_user():
         return f"this command logs in as {name}. Without its password, it can no longer do so."
+    if settings is None and name in _USERS_OF_UP:
+        return (
+            f"the settings of the brokers cannot be read, so it is unknown who needs {name}. In clusters of "
+            f"`klamm up`, {_USERS_OF_UP[name]} without its password."
+        )
     return None
 
 

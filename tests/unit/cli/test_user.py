@@ -92,6 +92,18 @@ def test_needed_users_are_removed_only_after_a_question(brokers: Brokers) -> Non
     assert [name for name, _ in brokers.removed] == ["alice", "admin"]
 
 
+def test_brokers_whose_settings_are_unknown_may_need_the_users_of_klamm_up(brokers: Brokers) -> None:
+    brokers.settings = None
+    brokers.users.append(("broker", "SCRAM-SHA-512", 4096))
+    for name, harm in (("admin", "administrators can no longer log in"), ("broker", "restarts cannot join")):
+        code, output = run("user", "remove", name)
+        assert code == 1 and "the settings of the brokers cannot be read" in output and harm in output
+        assert "Nothing was removed. Pass --yes to skip the question." in output
+    assert not brokers.removed
+    assert run("user", "remove", "alice")[0] == run("user", "remove", "broker", "--yes")[0] == 0
+    assert [name for name, _ in brokers.removed] == ["alice", "broker"]
+
+
 def test_the_own_user_is_removed_only_after_a_question(brokers: Brokers, tmp_path: Path) -> None:
     own = tmp_path / "client.properties"
     own.write_text(
