@@ -10,6 +10,7 @@ from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.model import NO_EPOCH, UNKNOWN_BROKER_EPOCH, TopicPartition
 from klamm.replica.fetch_session import FetchSession, SessionPartition
+from klamm.replica.isr import Replication
 from klamm.replica.partition_reader import Isolation, PartitionFetch, PartitionRead, end_of, read_records, readable_log
 from klamm.replica.replica_manager import ReplicaManager
 from klamm.replica.replica_selector import NO_PREFERENCE, ClientMetadata, preferred_read_replica
@@ -300,7 +301,8 @@ def _on_follower_read(
         return
     if replicas.produce_purgatory.size and len(partition.isr) < partition.effective_min_isr:
         # The high watermark stands still, but a new coordinator waits for the in-sync replicas, however few they are.
-        replicas.produce_purgatory.check_and_complete(partition.topic_partition)
+        # Producers do not: thousands may wait, and each fetch would check all of them.
+        replicas.produce_purgatory.check_and_complete(Replication(partition.topic_partition))
     if replicas.delete_records_purgatory.size:
         replicas.delete_records_purgatory.check_and_complete(partition.topic_partition)
 

@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from klamm.model import TopicPartition
 from klamm.replica.remote_replica import RemoteReplica
+
+
+class Replication(NamedTuple):
+    """The key of operations that wait until all in-sync replicas of `tp` have some records.
+
+    While these replicas are too few for `min.insync.replicas`, every fetch of one of them may end such a wait, but no
+    wait of a producer, because the high watermark stands still.
+    """
+
+    tp: TopicPartition
+
+    def __str__(self) -> str:
+        return f"replication of {self.tp}"
 
 
 def out_of_sync(

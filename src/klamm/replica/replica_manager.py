@@ -164,7 +164,7 @@ class ReplicaManager:
             return ErrorCode.NONE if partition.is_replicated(end_offset) else None
 
         return self.produce_purgatory.try_complete_else_watch(
-            (tp,), timeout_ms, outcome, lambda: ErrorCode.REQUEST_TIMED_OUT
+            (tp, isr.Replication(tp)), timeout_ms, outcome, lambda: ErrorCode.REQUEST_TIMED_OUT
         )
 
     def host(self, partition: Partition) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klamm.apis import fetch
+from klamm.apis import fetch, produce
 from klamm.clock import elapsed_ms
 from klamm.errors import ErrorCode
 from klamm.log.log_config import LogConfig
@@ -16,6 +16,8 @@ from klamm.replica.partition import Partition
 from tests.support.isr_passes import shrink_isrs
 from tests.support.one_broker import OneBroker, batch
 from tests.unit.apis.test_fetch import ID, request
+from tests.unit.apis.test_produce import only as produced
+from tests.unit.apis.test_produce import request as produce_request
 
 TP = TopicPartition("t", 0)
 
@@ -98,6 +100,39 @@ def test_the_fetch_of_the_last_in_sync_replica_ends_the_wait_for_replication(
             one.ask(fetch.API, request({0: offset}, replica_id=follower), 12)
     assert replicated.done() and replicated.result() is ErrorCode.NONE
     assert partition.log is not None and partition.log.high_watermark == (1 if len(isr) == 3 else 0)
+
+
+def test_fetches_below_the_minimum_do_not_check_the_producers_that_wait(
+    one: OneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their high watermark stands still, and thousands may wait. A new coordinator is still woken."""
+    one.topic_configs["t"] = LogConfig(min_insync_replicas=3)
+    partition, replicas = led(one, topic_id=ID), one.broker.replicas
+    waiting = [one.dispatch(produce.API, produce_request(batch(b"a")), 9) for _ in range(20)]
+    assert replicas.produce_purgatory.size == len(waiting)
+    assert partition.commit_isr((1, 2), partition.leader_epoch, 1, elapsed_ms(one.clock))
+    replicas.complete_after_high_watermark(TP)
+    replicated = replicas.await_replication(TP, 30_000)
+    assert isinstance(replicated, asyncio.Future)
+
+    checks = 0
+    original = Partition.check_enough_replicas
+
+    def counted(partition: Partition, required_offset: int) -> ErrorCode | None:
+        nonlocal checks
+        checks += 1
+        return original(partition, required_offset)
+
+    monkeypatch.setattr(Partition, "check_enough_replicas", counted)
+    for offset in (0, 10, len(waiting)):
+        assert not replicated.done()
+        one.ask(fetch.API, request({0: offset}, replica_id=2), 12)
+    assert replicated.done() and replicated.result() is ErrorCode.NONE
+    assert checks == 0 and replicas.produce_purgatory.size == len(waiting)
+    assert partition.commit_isr((1, 2, 3), partition.leader_epoch, 2, elapsed_ms(one.clock))
+    one.ask(fetch.API, request({0: len(waiting)}, replica_id=3), 12)
+    assert {produced(one.run(each)).error_code for each in waiting} == {ErrorCode.NONE}
+    assert replicas.produce_purgatory.watched == 0
 
 
 def test_a_lagging_member_is_to_be_removed_and_then_no_longer_waited_for(one: OneBroker) -> None:
