@@ -526,8 +526,10 @@ class TestFailedDirectories:
         replicas, logs = one.broker.replicas, one.broker.logs
         cut, *_, other = reversed(replicas.partitions)
         for tp in (cut, other):
-            assert append_as_leader(logs.logs[tp], batch(b"a"), 0).error is ErrorCode.NONE
-        assert logs.logs[cut].truncate_to(0) is ErrorCode.NONE  # Its index files are not flushed.
+            for _ in range(3):
+                assert append_as_leader(logs.logs[tp], batch(b"a" * 5_000), 0).error is ErrorCode.NONE
+            logs.logs[tp].flush()
+        assert logs.logs[cut].truncate_to(0) is ErrorCode.NONE  # Its index files keep the entries.
         logs.failed(one.log_dirs[0], OSError(errno.ENOSPC, "No space left on device"), "testing")
         next(steps)
         assert logs.passes.revival() == 1
