@@ -158,14 +158,16 @@ def test_requests_that_are_answered_are_not_replaced() -> None:
     assert places.take(Asking("f")) and others[4].is_aborted and not others[1].is_aborted
 
 
+async def settled() -> None:
+    """Return after what is ready has been done: the time of these tests stands still."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 def test_wrong_passwords_are_delayed_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """As on the listeners: a guesser of many passwords waits for its turn, whatever the password is."""
     caplog.set_level(logging.INFO)
     loop = StoppedTime()
-
-    async def settled() -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
 
     async def scenario() -> None:
         logins = MetricsLogins(FailureLog(), 0.1, loop.time)
@@ -199,10 +201,6 @@ def test_wrong_passwords_are_delayed_counted_and_logged(caplog: pytest.LogCaptur
 def test_a_scraper_behind_the_address_of_guessers_has_its_turn_before_its_time_ends(arrives_s: float) -> None:
     """Turns were those of the listeners, up to 15 s away, and the endpoint closes a connection after 10 s."""
     loop = StoppedTime()
-
-    async def settled() -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
 
     async def scenario() -> None:
         logins = MetricsLogins(FailureLog(), 0.1, loop.time)

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import QueueHandler
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from kazoo.client import KazooClient
@@ -81,13 +83,26 @@ def acl_of(address: str, path: str, *credentials: str) -> set[tuple[int, str, st
         client.close()
 
 
-def await_refusal(address: str, security: ZkSecurity, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+@contextmanager
+def logged_lines() -> Iterator[SimpleQueue[logging.LogRecord]]:
+    """The lines that are logged meanwhile, also by the threads of a connection; `get` waits for the next one."""
+    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    handler = QueueHandler(lines)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def await_refusal(address: str, security: ZkSecurity, reason: str) -> None:
     """Wait until a connection is refused for this reason, which the log names; it never becomes a session."""
     states: list[ConnectionState] = []
     connection = SocketConnection(address, 30_000, states.append, security=security)
-    connection.start()
-    while reason not in caplog.text:
-        time.sleep(0.01)
+    with logged_lines() as lines:
+        connection.start()
+        while reason not in lines.get().getMessage():
+            pass
     connection.stop()
     assert ConnectionState.CONNECTED not in states
 
@@ -141,7 +156,7 @@ def test_sasl_at_a_real_zookeeper(real: RealZooKeeper, chroot: str) -> None:
 
 def test_a_wrong_sasl_password(real: RealZooKeeper, caplog: pytest.LogCaptureFixture) -> None:
     wrong = ZkSecurity(sasl=Login("klamm", "wrong-password"))
-    await_refusal(real.address, wrong, caplog, "SASL DIGEST-MD5")
+    await_refusal(real.address, wrong, "SASL DIGEST-MD5")
     assert "wrong-password" not in caplog.text
 
 
@@ -177,7 +192,7 @@ def test_tls_to_a_server_that_is_not_trusted(
     other = CertificateStore.create(tmp_path / "other", 1)
     other.issue_client("klamm", 1)
     security = ZkSecurity(tls=context(other, "klamm"))
-    await_refusal(real.secure_address, security, caplog, "certificate verify failed")
+    await_refusal(real.secure_address, security, "certificate verify failed")
 
 
 def test_tls_of_the_embedded_server(tmp_path: Path, certificates: CertificateStore) -> None:
@@ -206,7 +221,7 @@ def test_the_embedded_server_requires_its_secret(
         assert session.get("/config/users") == b"x"
     with pytest.raises(AuthFailed), BlockingSession(gated.address, TIMEOUT_S) as session:
         session.get("/config")
-    await_refusal(gated.address, ZkSecurity(digest=STRANGER), caplog, "the scheme digest: ")
+    await_refusal(gated.address, ZkSecurity(digest=STRANGER), "the scheme digest: ")
     assert "Compare klamm.zookeeper.digest with" in caplog.text
     credential = f"{KLAMM.username}:{KLAMM.password}"
     assert {each[1] for each in acl_of(gated.address, "/config/users", credential)} == {"digest"}
@@ -217,11 +232,14 @@ def test_a_refusal_is_an_error_once_and_the_reason_of_the_failure(
 ) -> None:
     caplog.set_level(logging.DEBUG, "klamm.zk.client.refusals")
     connection = SocketConnection(gated.address, 30_000, lambda _: None, security=ZkSecurity(digest=STRANGER))
-    connection.start()
-    while sum("no session with ZooKeeper" in each.message for each in caplog.records) < 3:
-        time.sleep(0.01)
+    levels: list[str] = []
+    with logged_lines() as lines:
+        connection.start()
+        while len(levels) < 3:
+            line = lines.get()
+            if "no session with ZooKeeper" in line.getMessage():
+                levels.append(line.levelname)
     connection.stop()
-    levels = [each.levelname for each in caplog.records if "no session with ZooKeeper" in each.message]
     assert levels.count("ERROR") == 1 and levels[0] == "ERROR"
     timeout_s = 0.5
     while "no ZooKeeper answers" in (reason := why_no_session(gated.address, timeout_s)):
